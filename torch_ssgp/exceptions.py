@@ -1,0 +1,51 @@
+"""Named errors and warnings: what came, what was expected, what to do."""
+
+from __future__ import annotations
+
+
+class StreamingGPError(Exception):
+    """Base class of everything this package raises on purpose."""
+
+
+class InputError(StreamingGPError, ValueError):
+    """Data or an argument that cannot be used; the model is unchanged."""
+
+
+class ShapeError(InputError):
+    """A tensor of the wrong shape."""
+
+
+class DtypeError(InputError):
+    """Tensors or a model of different dtypes."""
+
+
+class DeviceError(InputError):
+    """Tensors or a model on different devices."""
+
+
+class NonFiniteError(InputError):
+    """NaN or infinity in data."""
+
+
+class ArgumentError(InputError):
+    """An option outside its range."""
+
+
+class UnsupportedLikelihoodError(StreamingGPError, TypeError):
+    """A likelihood that this call cannot serve."""
+
+
+class FactorizationError(StreamingGPError, RuntimeError):
+    """A covariance that stayed indefinite, whatever jitter was added."""
+
+
+class MissingDependencyError(StreamingGPError, ImportError):
+    """An optional package that is not installed."""
+
+
+class StreamingGPWarning(UserWarning):
+    """Base class of the warnings of this package."""
+
+
+class NumericalWarning(StreamingGPWarning):
+    """An update that had to fall back to safer settings."""

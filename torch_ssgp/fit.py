@@ -1,0 +1,408 @@
+"""The inner loop: maximise the streaming bound over hyperparameters and points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import ConstantMean, Mean
+from gpytorch.module import Module
+from torch import Tensor, nn
+
+from torch_ssgp import functional as F
+from torch_ssgp.exceptions import ArgumentError, MissingDependencyError
+from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
+from torch_ssgp.modules import match_points, observation_noise, prior_blocks
+
+Callback = Callable[[int, Tensor], Any]
+
+CHECK_EVERY = 10  # steps between two looks at the loss: a device waits only there
+PATIENCE = 20  # steps without progress that make a plateau
+
+
+class NewData(NamedTuple):
+    """What arrives: ``x`` ``(*batch, n, d)``, ``y`` ``(*batch, n)``, known noise."""
+
+    x: Tensor
+    y: Tensor
+    noise: Tensor | None
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What one update did.
+
+    Attributes:
+        bound: ``(*batch,)``, bound on the log evidence of all data seen.
+        increment: ``(*batch,)``, by how much the new data changed it: the online
+            bound on log p(new data | data before). Increments add up to ``bound``.
+        bound_trace: ``(steps, *batch)``, the bound along the inner loop.
+        num_steps: Steps taken.
+        converged: Whether the inner loop ended on a plateau, not on its budget.
+        projection_loss: ``(*batch,)``, nats lost by projecting data and past on the
+            inducing points.
+        num_inducing: Number of inducing points now.
+        seconds: Wall-clock time of the update.
+    """
+
+    bound: Tensor
+    increment: Tensor
+    bound_trace: Tensor
+    num_steps: int
+    converged: bool
+    projection_loss: Tensor
+    num_inducing: int
+    seconds: float
+
+
+class FitResult(NamedTuple):
+    """What the inner loop did."""
+
+    bound_trace: Tensor
+    num_steps: int
+    converged: bool
+
+
+class StreamingObjective(nn.Module):
+    """The bound of one update, as a function of hyperparameters and ``Z_b``.
+
+    Holds working copies: whatever happens to them, the model is not touched.
+
+    Args:
+        mean: Prior mean.
+        kernel: Prior covariance.
+        likelihood: Gaussian likelihood.
+        data: New data.
+        z_a: ``(*batch, m_a, d)`` old inducing points.
+        past: Pseudo-observations at ``z_a``.
+        shared_noise: Whether the rows of the past have the noise of the likelihood.
+        alpha: Power of Power-EP.
+        jitter: Relative jitter.
+    """
+
+    z: nn.Parameter
+
+    def __init__(
+        self,
+        mean: Mean,
+        kernel: Kernel,
+        likelihood: Likelihood,
+        data: NewData,
+        z_a: Tensor,
+        past: PseudoObservations,
+        *,
+        shared_noise: bool,
+        alpha: float,
+        jitter: float,
+    ) -> None:
+        super().__init__()
+        self.mean, self.kernel, self.likelihood = mean, kernel, likelihood
+        self.data, self.z_a, self.past = data, z_a, past
+        self.shared_noise, self.alpha, self.jitter = shared_noise, alpha, jitter
+
+    def noises(self) -> tuple[Tensor, Tensor]:
+        """Noise of the new data ``(*batch, n)`` and noise scale ``(*batch,)``."""
+        y = self.data.y
+        noise = observation_noise(self.likelihood, self.data.noise)
+        if self.shared_noise:
+            s = noise.squeeze(-1).expand(y.shape[:-1])
+            return s.unsqueeze(-1), s
+        return noise.expand(y.shape), torch.ones_like(y[..., 0])
+
+    def start_at(self, z: Tensor, learn: bool = False) -> None:
+        """Put the inducing points at ``z`` ``(*batch, m_b, d)``.
+
+        Points kept from the past never move: moving one would project what is known
+        about it, and loses; new ones are free, as the new data are still at hand.
+        """
+        self.z = nn.Parameter(z.clone(), requires_grad=learn)
+        self.is_new = match_points(self.z_a, z) < 0
+        matches = match_points(z, torch.cat([self.data.x, self.z_a], -2))
+        if learn:
+            moves = self.is_new.gather(-1, matches.clamp_min(0))
+            matches = torch.where(moves, -1, matches)
+        self.matches = matches
+
+    def prior(self) -> PriorBlocks:
+        """Prior blocks at the present hyperparameters and inducing points."""
+        return prior_blocks(
+            self.mean,
+            self.kernel,
+            self.z,
+            self.data.x,
+            self.z_a,
+            self.jitter,
+            self.matches,
+        )
+
+    def project(self, prior: PriorBlocks) -> tuple[Projection, Tensor]:
+        """Rows of the regression, and their noise scale."""
+        noise, s = self.noises()
+        return F.project(prior, self.past, self.data.y, noise, s, self.alpha), s
+
+    def forward(self) -> Tensor:
+        """The bound, ``(*batch,)``."""
+        return F.evidence(*self.project(self.prior()))
+
+    def log_prior(self) -> Tensor | float:
+        """Log-density of the hyperparameters under GPyTorch priors, summed."""
+        modules = (self.mean, self.kernel, self.likelihood)
+        return sum(
+            prior.log_prob(closure(owner)).sum()
+            for module in modules
+            for _, owner, prior, closure, _ in module.named_priors()
+        )
+
+
+class Coordinate(NamedTuple):
+    """One parameter, and the variable the optimiser sees instead.
+
+    Attributes:
+        parameter: What the modules read.
+        eta: What the optimiser moves.
+        to_parameter: ``parameter = to_parameter(eta)``.
+        floor: Smallest value of ``eta``, below which gradients would vanish.
+    """
+
+    parameter: nn.Parameter
+    eta: Tensor
+    to_parameter: Callable[[Tensor], Tensor]
+    floor: Tensor | None = None
+
+
+def coordinates(
+    objective: StreamingObjective,
+    learn_hyperparameters: bool,
+    learn_inducing_points: bool,
+) -> list[Coordinate]:
+    """Variables in which one learning rate suits every parameter.
+
+    Positive hyperparameters are moved in their logarithm, whatever transform their
+    constraint uses, so that they neither crawl when large nor get stuck when small;
+    constants of the mean in units of the spread of the targets; inducing points in
+    units of their spacing.
+    """
+    result = []
+    if learn_hyperparameters:
+        for module in (objective.mean, objective.kernel, objective.likelihood):
+            result += _hyperparameters(module, objective.data.y)
+    if learn_inducing_points:
+        z = objective.z
+        start, spacing = z.detach().clone(), _spacing(z.detach(), objective.data.x)
+        spacing = spacing * objective.is_new.unsqueeze(-1)
+        result.append(
+            Coordinate(z, torch.zeros_like(start), lambda eta: start + spacing * eta)
+        )
+    return [c._replace(eta=c.eta.requires_grad_()) for c in result]
+
+
+def _spacing(z: Tensor, x: Tensor) -> Tensor:
+    """Typical distance of neighbouring inducing points, ``(*batch, 1, d)``."""
+    points = torch.cat([z, x], -2)
+    spread = points.amax(-2, keepdim=True) - points.amin(-2, keepdim=True)
+    spread = torch.where(spread > 0, spread, 1)
+    return spread * z.size(-2) ** (-1.0 / z.size(-1))
+
+
+def _hyperparameters(module: Module, y: Tensor) -> list[Coordinate]:
+    constants = {
+        id(m.raw_constant) for m in module.modules() if isinstance(m, ConstantMean)
+    }
+    spread = float(y.std()) if y.numel() > 1 and y.std() > 0 else 1.0
+    result = []
+    for _, parameter, constraint in module.named_parameters_and_constraints():
+        if not parameter.requires_grad:
+            continue
+        raw = parameter.detach().clone()
+        if _is_positive(constraint):
+            result.append(_log_coordinate(parameter, constraint))
+        elif id(parameter) in constants and constraint is None:
+            result.append(Coordinate(parameter, raw / spread, lambda eta: eta * spread))
+        else:
+            result.append(Coordinate(parameter, raw, lambda eta: eta))
+    return result
+
+
+def _is_positive(constraint: Interval | None) -> bool:
+    return (
+        isinstance(constraint, GreaterThan)
+        and constraint.enforced
+        and bool((constraint.lower_bound >= 0).all())
+    )
+
+
+def _log_coordinate(parameter: nn.Parameter, constraint: GreaterThan) -> Coordinate:
+    # The logarithm of the value, not of its distance to the bound: the gradient does
+    # not vanish there, so what came to rest at a bound can leave it again.
+    floor = (constraint.lower_bound * 1.01).clamp_min(1e-30).log()
+    eta = constraint.transform(parameter.detach()).log().maximum(floor)
+    return Coordinate(
+        parameter, eta, lambda eta: constraint.inverse_transform(eta.exp()), floor
+    )
+
+
+class _Ascent:
+    """Evaluates the objective at the present ``eta`` and remembers the best."""
+
+    def __init__(
+        self,
+        objective: StreamingObjective,
+        variables: list[Coordinate],
+        callback: Callback | None,
+    ) -> None:
+        self.objective, self.variables, self.callback = objective, variables, callback
+        self.etas = [v.eta for v in variables]
+        self.best_etas = [eta.detach().clone() for eta in self.etas]
+        self.trace: list[Tensor] = []
+        self.best: list[Tensor] = []
+
+    def loss(self) -> Tensor:
+        """Negative objective per new datum; leaves its gradient in every ``eta``."""
+        raws = [v.to_parameter(v.eta) for v in self.variables]
+        with torch.no_grad():
+            for variable, raw in zip(self.variables, raws, strict=True):
+                variable.parameter.copy_(raw)
+                variable.parameter.grad = None
+                variable.eta.grad = None
+        bound = self.objective()
+        total = bound.sum() + self.objective.log_prior()
+        loss = -total / self.objective.data.y.numel()
+        loss.backward()
+        grads = [v.parameter.grad for v in self.variables]
+        torch.autograd.backward(raws, grads)
+        self._remember(bound.detach(), total.detach())
+        return loss.detach()
+
+    def _remember(self, bound: Tensor, total: Tensor) -> None:
+        if self.best:
+            better = total > self.best[-1]
+            for best, eta in zip(self.best_etas, self.etas, strict=True):
+                best.copy_(torch.where(better, eta.detach(), best))
+            total = torch.where(better, total, self.best[-1])
+        self.trace.append(bound)
+        self.best.append(total)
+        if self.callback is not None:
+            self.callback(len(self.trace), bound)
+
+    @torch.no_grad()
+    def restore_best(self) -> None:
+        """Leave the best iterate in the parameters."""
+        for variable, eta in zip(self.variables, self.best_etas, strict=True):
+            variable.parameter.copy_(variable.to_parameter(eta))
+
+    def plateau(self, tolerance: float) -> bool:
+        """Whether the last steps gained less than ``tolerance`` nats per new datum."""
+        if len(self.best) <= PATIENCE:
+            return False
+        gain = (
+            self.best[-1] - self.best[-1 - PATIENCE]
+        ) / self.objective.data.y.numel()
+        return bool(gain < tolerance)
+
+
+def maximize(
+    objective: StreamingObjective,
+    *,
+    num_steps: int,
+    lr: float,
+    optimizer: str,
+    learn_hyperparameters: bool,
+    learn_inducing_points: bool,
+    tolerance: float = 1e-4,
+    progress: bool = False,
+    callback: Callback | None = None,
+) -> FitResult:
+    """Maximise the objective in place and leave it at the best point met.
+
+    Args:
+        objective: The bound of one update.
+        num_steps: Budget of gradient steps.
+        lr: Learning rate, in the units of :func:`coordinates`.
+        optimizer: ``"adam"`` or ``"lbfgs"``.
+        learn_hyperparameters: Whether to move hyperparameters.
+        learn_inducing_points: Whether to move inducing points.
+        tolerance: Nats per new datum that count as progress.
+        progress: Whether to show a progress bar.
+        callback: Called with the step and the bound after every step.
+
+    Returns:
+        Trace of the bound, steps taken and whether they ended on a plateau.
+    """
+    variables = coordinates(objective, learn_hyperparameters, learn_inducing_points)
+    if num_steps == 0 or not variables:
+        empty = objective.data.y.new_empty(0, *objective.data.y.shape[:-1])
+        return FitResult(empty, 0, True)
+    bar = _progress_bar(num_steps) if progress else None
+    ascent = _Ascent(objective, variables, _chain(callback, bar))
+    run = {"adam": _adam, "lbfgs": _lbfgs}[optimizer]
+    try:
+        converged = run(ascent, num_steps, lr, tolerance)
+    finally:
+        if bar is not None:
+            bar.close()
+    ascent.restore_best()
+    return FitResult(torch.stack(ascent.trace), len(ascent.trace), converged)
+
+
+def _adam(ascent: _Ascent, num_steps: int, lr: float, tolerance: float) -> bool:
+    optimizer = torch.optim.Adam(ascent.etas, lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, num_steps, eta_min=0.1 * lr
+    )
+    for step in range(1, num_steps + 1):
+        ascent.loss()
+        if step % CHECK_EVERY == 0 and ascent.plateau(tolerance):
+            return True
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            for variable in ascent.variables:
+                if variable.floor is not None:
+                    variable.eta.clamp_(min=variable.floor)
+    return False
+
+
+def _lbfgs(ascent: _Ascent, num_steps: int, lr: float, tolerance: float) -> bool:
+    optimizer = torch.optim.LBFGS(
+        ascent.etas,
+        lr=lr if lr >= 0.5 else 1.0,
+        max_iter=num_steps,
+        tolerance_change=1e-9,
+        line_search_fn="strong_wolfe",
+    )
+    optimizer.step(ascent.loss)
+    state = optimizer.state[ascent.etas[0]]
+    return bool(state["n_iter"] < num_steps)
+
+
+def _chain(callback: Callback | None, bar: Any) -> Callback | None:
+    if bar is None:
+        return callback
+
+    def both(step: int, bound: Tensor) -> None:
+        bar.update()
+        if callback is not None:
+            callback(step, bound)
+
+    return both
+
+
+def _progress_bar(total: int) -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise MissingDependencyError(
+            "progress=True needs tqdm. Install it with: pip install 'torch_ssgp[plot]'"
+        ) from error
+    return tqdm(total=total, desc="update", leave=False)
+
+
+def check_optimizer(optimizer: str) -> None:
+    """Raise unless the name is one of ours."""
+    if optimizer not in ("adam", "lbfgs"):
+        raise ArgumentError(f"optimizer is {optimizer!r}; expected 'adam' or 'lbfgs'.")

@@ -1,0 +1,423 @@
+r"""The mathematics of a streaming update, as pure functions of tensors.
+
+The past is a small regression data set: pseudo-observations :math:`(U, g)` of the
+function at the old inducing points :math:`Z_a`, with
+
+.. math::
+    \log p(y_{old} \mid f) \approx
+        -\tfrac{n}{2} \log 2\pi s - \tfrac{1}{2s} [ \|g - U a\|^2 + \rho ].
+
+An update is sparse regression on *new data + pseudo-observations*, and one QR
+compresses both into the next pseudo-observations:
+
+    project  ->  evidence                 (the bound, differentiable)
+    project  ->  compress  ->  absorb     (the next pseudo-observations)
+    factorize ->  predict                 (the posterior at test points)
+
+Letters, in code as in the text: ``a`` old inducing points, ``b`` new ones, ``f`` new
+data, ``s`` test points (as an index) or the noise scale (as a value); ``n`` data,
+``m`` inducing points, ``p`` pseudo-observations. Every tensor may carry leading batch
+dimensions. Nothing in here knows about modules, and nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+class PseudoObservations(NamedTuple):
+    r"""What the past says about ``a = f(Z_a)``.
+
+    Attributes:
+        U: ``(*batch, p, m_a)``, the rows that were observed.
+        g: ``(*batch, p)``, their targets, in function space (means not removed).
+        rho: ``(*batch,)``, :math:`\rho`: the part of the data no function at
+            ``Z_a`` explains, with what earlier projections lost.
+        n: ``()``, the number of data behind it (a fraction after forgetting).
+    """
+
+    U: Tensor
+    g: Tensor
+    rho: Tensor
+    n: Tensor
+
+
+class PriorBlocks(NamedTuple):
+    """The prior at the points of one update; jitter is already in it.
+
+    Attributes:
+        K_bb: ``(*batch, m_b, m_b)``.
+        K_bf: ``(*batch, m_b, n)``.
+        k_ff: ``(*batch, n)``, the diagonal of ``K_ff``.
+        K_ba: ``(*batch, m_b, m_a)``.
+        K_aa: ``(*batch, m_a, m_a)``.
+        m_b: ``(*batch, m_b)``, prior mean at the new inducing points.
+        m_f: ``(*batch, n)``, at the new data.
+        m_a: ``(*batch, m_a)``, at the old inducing points.
+    """
+
+    K_bb: Tensor
+    K_bf: Tensor
+    k_ff: Tensor
+    K_ba: Tensor
+    K_aa: Tensor
+    m_b: Tensor
+    m_f: Tensor
+    m_a: Tensor
+
+
+class Projection(NamedTuple):
+    r"""New data and pseudo-observations as rows of one regression on ``b``.
+
+    Attributes:
+        L: ``(*batch, m_b, m_b)``, Cholesky factor of ``K_bb``.
+        A: ``(*batch, m_b, rows)``: row :math:`i` observes :math:`A_i^\top L^{-1} b`.
+        r: ``(*batch, rows)``, residuals from the prior mean.
+        loss: ``(*batch,)``, :math:`t`: what the projection on ``Z_b`` loses.
+        rho: ``(*batch,)``, residual carried over, plus
+            :math:`s \sum_i \log(\sigma_i^2 / s)` of the new rows.
+        n: ``()``, number of data behind all rows.
+    """
+
+    L: Tensor
+    A: Tensor
+    r: Tensor
+    loss: Tensor
+    rho: Tensor
+    n: Tensor
+
+
+class Posterior(NamedTuple):
+    r"""Factors of q(b); enough to predict without another factorisation.
+
+    Attributes:
+        L: ``(*batch, m, m)``, Cholesky factor of ``K_bb``.
+        L_D: ``(*batch, m, m)``, Cholesky factor of :math:`D = I + A A^\top / s`.
+        c: ``(*batch, m)``, :math:`L_D^{-1} A r / s`.
+    """
+
+    L: Tensor
+    L_D: Tensor
+    c: Tensor
+
+
+def cholesky(K: Tensor) -> Tensor:
+    """Lower Cholesky factor, filled with NaN where ``K`` is not positive definite.
+
+    An exception would make a GPU wait for every factorisation of the inner loop; the
+    NaN travels to the bound, where one check sees it.
+    """
+    L, info = torch.linalg.cholesky_ex(K)
+    return torch.where((info == 0)[..., None, None], L, math.nan)
+
+
+def solve_lower(L: Tensor, B: Tensor) -> Tensor:
+    """Solve ``L X = B`` for lower triangular ``L`` and matrix ``B``."""
+    return torch.linalg.solve_triangular(L, B, upper=False)
+
+
+def matvec(A: Tensor, v: Tensor) -> Tensor:
+    """``A v`` with broadcasting over leading dimensions."""
+    return (A @ v.unsqueeze(-1)).squeeze(-1)
+
+
+def log_det(L: Tensor) -> Tensor:
+    """Log-determinant of ``L Lᵀ``."""
+    return 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def squared_norm(v: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
+    """Sum of squares over ``dim``."""
+    return v.square().sum(dim)
+
+
+def project(
+    prior: PriorBlocks,
+    past: PseudoObservations,
+    y: Tensor,
+    noise: Tensor,
+    s: Tensor,
+    alpha: float = 0.0,
+) -> Projection:
+    r"""Write new data and past as one regression on ``b``.
+
+    .. math::
+        A_f = L^{-1} K_{bf} W, \quad G = L^{-1} K_{ba} U^\top, \quad
+        t = \mathrm{tr}\, W (K_{ff} - Q_{ff}) W
+            + \mathrm{tr}\, U (K_{aa} - Q_{aa}) U^\top,
+
+    with :math:`W = \mathrm{diag}(\sqrt{s / \sigma_i^2})`. For Power-EP
+    (:math:`\alpha > 0`) both blocks are whitened by
+
+    .. math::
+        \Sigma_y = I + \tfrac{\alpha}{s} \mathrm{diag}\, W (K_{ff} - Q_{ff}) W, \quad
+        \Sigma_g = I + \tfrac{\alpha}{s} U (K_{aa} - Q_{aa}) U^\top
+
+    and :math:`t = \tfrac{s}{\alpha} (\log |\Sigma_y| + \log |\Sigma_g|)`, which tends
+    to the trace above as :math:`\alpha \to 0`: one bound serves both.
+
+    Args:
+        prior: Prior blocks at ``Z_b``, the new data and ``Z_a``.
+        past: Pseudo-observations at ``Z_a``; ``p = 0`` rows if there is no past.
+        y: ``(*batch, n)`` targets.
+        noise: ``(*batch, n)`` or broadcastable, noise variance of each target.
+        s: ``(*batch,)``, noise scale of the rows: the observation noise when it is
+            shared with the past, one in site form.
+        alpha: Power of Power-EP; 0 is the variational bound.
+
+    Returns:
+        The rows, and what was lost.
+    """
+    num_new = y.size(-1)
+    L = cholesky(prior.K_bb)
+    A = solve_lower(L, torch.cat([prior.K_bf, prior.K_ba], -1))
+    A_f, A_a = A[..., :num_new], A[..., num_new:]
+    scale = s.unsqueeze(-1)
+
+    w = (scale / noise).sqrt().expand(y.shape)
+    lost_f = (prior.k_ff - squared_norm(A_f, -2)) * w.square()
+    A_f, r_f = A_f * w.unsqueeze(-2), (y - prior.m_f) * w
+
+    UK = past.U @ prior.K_aa
+    G = A_a @ past.U.mT
+    r_a = past.g - matvec(past.U, prior.m_a)
+
+    if alpha == 0:
+        lost_a = (UK * past.U).sum((-2, -1)) - squared_norm(G, (-2, -1))
+        loss = lost_f.sum(-1) + lost_a
+    else:
+        v_f = 1 + alpha * lost_f / scale
+        A_f, r_f = A_f / v_f.sqrt().unsqueeze(-2), r_f / v_f.sqrt()
+        V_a = alpha * (UK @ past.U.mT - G.mT @ G) / scale.unsqueeze(-1)
+        L_a = cholesky(V_a + torch.eye(V_a.size(-1), dtype=V_a.dtype, device=y.device))
+        G = solve_lower(L_a, G.mT).mT
+        r_a = solve_lower(L_a, r_a.unsqueeze(-1)).squeeze(-1)
+        loss = s / alpha * (v_f.log().sum(-1) + log_det(L_a))
+
+    r_f, r_a = _broadcast_rows(r_f, r_a)
+    return Projection(
+        L=L,
+        A=torch.cat(_broadcast_matrices(A_f, G), -1),
+        r=torch.cat([r_f, r_a], -1),
+        loss=loss,
+        rho=past.rho - 2 * s * w.log().sum(-1),
+        n=past.n + num_new,
+    )
+
+
+def _broadcast_rows(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    batch = torch.broadcast_shapes(u.shape[:-1], v.shape[:-1])
+    return u.expand(*batch, -1), v.expand(*batch, -1)
+
+
+def _broadcast_matrices(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    return A.expand(*batch, -1, -1), B.expand(*batch, -1, -1)
+
+
+def factorize(projection: Projection, s: Tensor) -> Posterior:
+    r"""Posterior of the regression: :math:`D = I + A A^\top / s`, :math:`c`.
+
+    Args:
+        projection: Rows of the regression.
+        s: ``(*batch,)`` noise scale of the rows.
+
+    Returns:
+        Factors of q(b).
+    """
+    A, scale = projection.A, s[..., None, None]
+    eye = torch.eye(A.size(-2), dtype=A.dtype, device=A.device)
+    L_D = cholesky(eye + A @ A.mT / scale)
+    Ar = A @ projection.r.unsqueeze(-1) / scale
+    return Posterior(projection.L, L_D, solve_lower(L_D, Ar).squeeze(-1))
+
+
+def evidence(projection: Projection, s: Tensor) -> Tensor:
+    r"""Lower bound (Power-EP: approximation) of the log evidence of all data so far.
+
+    .. math::
+        F = -\tfrac{n}{2} \log 2\pi s - \tfrac12 \log |D|
+            - \tfrac{1}{2s} (\|r\|^2 + \rho + t) + \tfrac12 \|c\|^2
+
+    Args:
+        projection: Rows of the regression.
+        s: ``(*batch,)`` noise scale of the rows.
+
+    Returns:
+        ``(*batch,)``.
+    """
+    posterior = factorize(projection, s)
+    misfit = squared_norm(projection.r) + projection.rho + projection.loss
+    return (
+        -0.5 * projection.n * (LOG_2PI + s.log())
+        - 0.5 * log_det(posterior.L_D)
+        - 0.5 * misfit / s
+        + 0.5 * squared_norm(posterior.c)
+    )
+
+
+def compress(projection: Projection) -> Projection:
+    r"""At most ``m_b`` rows that say the same: :math:`[A^\top, r] = Q R`.
+
+    QR rather than :math:`A A^\top`: the condition number is not squared. Only the
+    triangular factor is computed, so this step has no gradient.
+
+    Args:
+        projection: Rows of the regression.
+
+    Returns:
+        The same regression with ``min(rows, m_b)`` rows.
+    """
+    num_inducing, num_rows = projection.A.shape[-2:]
+    if num_rows <= num_inducing:
+        return projection
+    A, r = projection.A, projection.r.unsqueeze(-2)
+    batch = torch.broadcast_shapes(A.shape[:-2], r.shape[:-2])
+    rows = torch.cat([A.expand(*batch, -1, -1), r.expand(*batch, -1, -1)], -2).mT
+    R = torch.linalg.qr(rows, mode="r").R
+    return projection._replace(
+        A=R[..., :num_inducing, :num_inducing].mT,
+        r=R[..., :num_inducing, num_inducing],
+        rho=projection.rho + R[..., num_inducing, num_inducing].square(),
+    )
+
+
+def absorb(projection: Projection, m_b: Tensor) -> PseudoObservations:
+    r"""Pseudo-observations at ``Z_b`` that carry everything the rows said.
+
+    .. math::
+        U_b = A^\top L^{-1}, \quad g_b = r + U_b m_b, \quad \rho_b = \rho + t.
+
+    Args:
+        projection: Rows of the regression, compressed or not.
+        m_b: ``(*batch, m_b)`` prior mean at ``Z_b``.
+
+    Returns:
+        The next past.
+    """
+    U = torch.linalg.solve_triangular(
+        projection.L, projection.A.mT, upper=False, left=False
+    )
+    return PseudoObservations(
+        U=U,
+        g=projection.r + matvec(U, m_b),
+        rho=projection.rho + projection.loss,
+        n=projection.n,
+    )
+
+
+def recall(past: PseudoObservations, L: Tensor, m_a: Tensor) -> Projection:
+    """The pseudo-observations as rows of a regression on their own points.
+
+    The inverse of :func:`absorb`: nothing new, nothing lost.
+
+    Args:
+        past: Pseudo-observations at ``Z_a``.
+        L: ``(*batch, m_a, m_a)`` Cholesky factor of ``K_aa``.
+        m_a: ``(*batch, m_a)`` prior mean at ``Z_a``.
+
+    Returns:
+        The rows; ``factorize`` gives q(a), ``evidence`` what the past is worth.
+    """
+    return Projection(
+        L=L,
+        A=(past.U @ L).mT,
+        r=past.g - matvec(past.U, m_a),
+        loss=torch.zeros_like(past.rho),
+        rho=past.rho,
+        n=past.n,
+    )
+
+
+def observe(
+    past: PseudoObservations, y: Tensor, noise: Tensor, s: Tensor
+) -> PseudoObservations:
+    r"""The past with new observations of points that join the inducing points.
+
+    With ``Z_b = [Z_a; x]`` nothing is projected, so new rows are simply put below
+    the old ones: exact, and differentiable in every argument.
+
+    Args:
+        past: Pseudo-observations at ``Z_a``.
+        y: ``(*batch, n)`` targets at ``x``.
+        noise: ``(*batch, n)`` or broadcastable noise variances.
+        s: ``(*batch,)`` noise scale of the rows.
+
+    Returns:
+        Pseudo-observations at ``[Z_a; x]``.
+    """
+    w = (s.unsqueeze(-1) / noise).sqrt()
+    w = w.expand(*w.shape[:-1], y.size(-1))
+    W = torch.diag_embed(w)
+    U, W = _broadcast_matrices(past.U, W)
+    upper = torch.cat([U, U.new_zeros(*U.shape[:-1], W.size(-1))], -1)
+    lower = torch.cat([W.new_zeros(*W.shape[:-1], U.size(-1)), W], -1)
+    g, wy = _broadcast_rows(past.g, w * y)
+    return PseudoObservations(
+        U=torch.cat([upper, lower], -2),
+        g=torch.cat([g, wy], -1),
+        rho=past.rho - 2 * s * w.log().sum(-1),
+        n=past.n + y.size(-1),
+    )
+
+
+def to_sites(past: PseudoObservations, s: Tensor) -> PseudoObservations:
+    """Shared-noise rows divided by their noise: the same past with ``s = 1``.
+
+    Args:
+        past: Pseudo-observations with noise scale ``s``.
+        s: ``(*batch,)`` noise scale.
+
+    Returns:
+        Pseudo-observations in site form.
+    """
+    return PseudoObservations(
+        U=past.U / s.sqrt()[..., None, None],
+        g=past.g / s.sqrt().unsqueeze(-1),
+        rho=past.rho / s + past.n * s.log(),
+        n=past.n,
+    )
+
+
+def moments(posterior: Posterior, m_b: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Mean and covariance of q(b) itself.
+
+    .. math::
+        \mu = m_b + L L_D^{-\top} c, \quad S = (L_D^{-1} L^\top)^\top L_D^{-1} L^\top
+
+    Args:
+        posterior: Factors of q(b).
+        m_b: ``(*batch, m)`` prior mean.
+
+    Returns:
+        ``(*batch, m)`` and ``(*batch, m, m)``.
+    """
+    root = solve_lower(posterior.L_D, posterior.L.mT)
+    return m_b + matvec(root.mT, posterior.c), root.mT @ root
+
+
+def predictive_terms(posterior: Posterior, K_bs: Tensor) -> tuple[Tensor, ...]:
+    r"""What ``b`` says about test points.
+
+    The mean is :math:`m_s + A_s^\top L_D^{-\top} c` and the covariance
+    :math:`K_{ss} + A_s^\top (D^{-1} - I) A_s`, with :math:`A_s = L^{-1} K_{bs}`.
+
+    Args:
+        posterior: Factors of q(b).
+        K_bs: ``(*batch, m, n_s)`` prior covariance of ``b`` and the test points.
+
+    Returns:
+        The shift of the mean ``(*batch, n_s)``, ``A_s`` ``(*batch, m, n_s)`` and
+        :math:`(D^{-1} - I) A_s` ``(*batch, m, n_s)``.
+    """
+    A_s = solve_lower(posterior.L, K_bs)
+    B_s = solve_lower(posterior.L_D, A_s)
+    shift = (B_s * posterior.c.unsqueeze(-1)).sum(-2)
+    DA_s = torch.linalg.solve_triangular(posterior.L_D.mT, B_s, upper=True)
+    return shift, A_s, DA_s - A_s

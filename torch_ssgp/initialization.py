@@ -1,0 +1,151 @@
+"""Hyperparameters to start from, read off the first batch.
+
+Only parameters that still have GPyTorch's default (a raw value of exactly zero) are
+touched: whatever a user set stays.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.means import ConstantMean, Mean
+from torch import Tensor, nn
+
+from torch_ssgp import functional as F
+from torch_ssgp.modules import gram
+
+# Lengthscales tried, as fractions of the spread of the inputs; noise tried, as
+# fractions of the variance of the targets. The evidence of a subset decides.
+LENGTHSCALES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+NOISES = (0.001, 0.03, 0.3)
+SUBSET = 200
+
+
+@torch.no_grad()
+def initialize_from_data(
+    mean: Mean, kernel: Kernel, likelihood: Likelihood, x: Tensor, y: Tensor
+) -> None:
+    """Set scale, lengthscales, noise and constant mean from the first batch.
+
+    Args:
+        mean: Prior mean, changed in place.
+        kernel: Prior covariance, changed in place.
+        likelihood: Likelihood, changed in place.
+        x: ``(*batch, n, d)``.
+        y: ``(*batch, n)``.
+    """
+    if y.size(-1) > SUBSET:
+        keep = torch.linspace(0, y.size(-1) - 1, SUBSET, device=y.device).long()
+        x, y = x[..., keep, :], y[..., keep]
+    for module in mean.modules():
+        if isinstance(module, ConstantMean) and _untouched(module.raw_constant):
+            module.raw_constant.copy_(_fit_shape(y.mean(-1), module.raw_constant))
+    variance = _variance(y)
+    scales = [k for k in kernel.modules() if isinstance(k, ScaleKernel)]
+    for scaled in scales:
+        if _untouched(scaled.raw_outputscale):
+            _set(scaled, "raw_outputscale", variance)
+    lengthscales = [
+        (k, _spread(k, x))
+        for k in kernel.modules()
+        if isinstance(k, Kernel) and k.has_lengthscale and _untouched(k.raw_lengthscale)
+    ]
+    noise = getattr(likelihood, "noise_covar", None)
+    if not isinstance(likelihood, GaussianLikelihood) or not _untouched(
+        noise.raw_noise
+    ):
+        noise = None
+    if not lengthscales and noise is None:
+        return
+    _search(mean, kernel, likelihood, x, y, lengthscales, noise, variance)
+
+
+def _search(
+    mean: Mean,
+    kernel: Kernel,
+    likelihood: Likelihood,
+    x: Tensor,
+    y: Tensor,
+    lengthscales: list[tuple[Kernel, Tensor]],
+    noise: nn.Module | None,
+    variance: Tensor,
+) -> None:
+    """Take the pair of lengthscale and noise with the largest evidence, per stream."""
+    fractions = LENGTHSCALES if lengthscales else (1.0,)
+    levels = NOISES if noise is not None else (1.0,)
+    grid = list(itertools.product(fractions, levels))
+    scores = []
+    for fraction, level in grid:
+        for base, spread in lengthscales:
+            _set(base, "raw_lengthscale", fraction * spread)
+        if noise is not None:
+            _set(noise, "raw_noise", level * variance.unsqueeze(-1))
+        sigma2 = getattr(likelihood, "noise", None)
+        if sigma2 is None or noise is None and not _is_scalar(sigma2):
+            sigma2 = 0.1 * variance.unsqueeze(-1)
+        scores.append(_log_density(y - mean(x), gram(kernel, x), sigma2))
+    score = torch.stack(scores).nan_to_num(-torch.inf)
+    best = score.argmax(0)
+    table = torch.tensor(grid, dtype=y.dtype, device=y.device)[best]
+    for base, spread in lengthscales:
+        _set(base, "raw_lengthscale", table[..., 0, None, None] * spread)
+    if noise is not None:
+        _set(noise, "raw_noise", table[..., 1, None] * variance.unsqueeze(-1))
+
+
+def _log_density(r: Tensor, K: Tensor, noise: Tensor) -> Tensor:
+    """log N(r; 0, K + noise), up to a constant."""
+    L = F.cholesky(K + torch.diag_embed(noise.expand(r.shape)))
+    white = F.solve_lower(L, r.unsqueeze(-1)).squeeze(-1)
+    return -0.5 * (F.squared_norm(white) + F.log_det(L))
+
+
+def _is_scalar(noise: object) -> bool:
+    return isinstance(noise, Tensor) and noise.size(-1) == 1
+
+
+def _untouched(raw: Tensor) -> bool:
+    return bool((raw == 0).all())
+
+
+def _variance(y: Tensor) -> Tensor:
+    """Variance of the targets, or their size if they do not vary."""
+    variance = y.var(-1, correction=0)
+    size = y.square().mean(-1)
+    variance = torch.where(variance > 1e-12 * size, variance, size)
+    return torch.where(variance > 0, variance, torch.ones_like(variance))
+
+
+def _spread(kernel: Kernel, x: Tensor) -> Tensor:
+    """Extent of the inputs a kernel sees, ``(*batch, 1, d or 1)``."""
+    if kernel.active_dims is not None:
+        x = x[..., kernel.active_dims]
+    spread = x.amax(-2, keepdim=True) - x.amin(-2, keepdim=True)
+    num_dims = kernel.raw_lengthscale.size(-1)
+    if num_dims == 1 or num_dims != spread.size(-1):
+        spread = spread.square().mean(-1, keepdim=True).sqrt()
+    return torch.where(spread > 0, spread, torch.ones_like(spread))
+
+
+def _set(module: nn.Module, name: str, value: Tensor) -> None:
+    raw = getattr(module, name)
+    constraint: Interval = module.constraint_for_parameter_name(name)
+    value = _fit_shape(value, raw)
+    margin = 1e-6
+    value = value.maximum(constraint.lower_bound * (1 + margin))
+    value = value.minimum(constraint.upper_bound * (1 - margin))
+    raw.copy_(constraint.inverse_transform(value))
+
+
+def _fit_shape(value: Tensor, like: Tensor) -> Tensor:
+    """Average over streams that share a parameter, repeat over those that do not."""
+    while value.ndim > like.ndim:
+        value = value.mean(0)
+    for dim, size in enumerate(like.shape[like.ndim - value.ndim :]):
+        if size == 1 and value.size(dim) > 1:
+            value = value.mean(dim, keepdim=True)
+    return value.expand(like.shape).clone()

@@ -1,0 +1,505 @@
+"""The front door: a Gaussian process that learns from data as they arrive."""
+
+from __future__ import annotations
+
+import time
+from copy import deepcopy
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.means import ConstantMean, Mean
+from gpytorch.models import GP
+from torch import Tensor
+
+from torch_ssgp import functional as F
+from torch_ssgp import settings
+from torch_ssgp import validation as check
+from torch_ssgp.exceptions import FactorizationError, ShapeError
+from torch_ssgp.fit import (
+    Callback,
+    NewData,
+    StreamingObjective,
+    UpdateResult,
+    check_optimizer,
+    maximize,
+)
+from torch_ssgp.functional import PseudoObservations
+from torch_ssgp.inducing import Candidates, GreedyInformation, InducingPolicy
+from torch_ssgp.initialization import initialize_from_data
+from torch_ssgp.modules import (
+    check_gaussian,
+    has_shared_noise,
+    inducing_gram,
+    observation_noise,
+)
+from torch_ssgp.prediction import Predictor, cast_distribution, freeze
+from torch_ssgp.summary import PosteriorSummary
+
+
+class StreamingGP(GP):
+    r"""Sparse Gaussian process regression on a stream.
+
+    Every :meth:`update` fits hyperparameters and inducing points to the new data and a
+    summary of the past, then replaces the summary. Data are seen once and not stored;
+    with fixed hyperparameters and inducing points the result is that of batch
+    inference on all data.
+
+    Args:
+        covar_module: A GPyTorch kernel.
+        likelihood: A GPyTorch likelihood with Gaussian noise.
+        mean_module: A GPyTorch mean.
+        num_inducing: Largest number of inducing points.
+        inducing_policy: Chooses the inducing points of an update;
+            ``GreedyInformation`` by default.
+        alpha: 0 for the variational bound, up to 1 for Power-EP.
+        share_noise: Learn one noise from all data ever seen, where the likelihood has
+            one noise and ``alpha`` is 0. ``False`` gives the form of the paper, in
+            which the past keeps the noise it had.
+        batch_shape: Shape of independent streams, updated in one go.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.kernels import RBFKernel, ScaleKernel
+        >>> from torch_ssgp import StreamingGP
+        >>> model = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=20)
+        >>> x = torch.linspace(0, 6, 200).unsqueeze(-1)
+        >>> for x_new in x.chunk(4):
+        ...     result = model.update(x_new, torch.sin(x_new).squeeze(-1))
+        >>> model(x).mean.shape
+        torch.Size([200])
+    """
+
+    def __init__(
+        self,
+        covar_module: Kernel,
+        likelihood: Likelihood | None = None,
+        mean_module: Mean | None = None,
+        num_inducing: int = 100,
+        inducing_policy: InducingPolicy | None = None,
+        alpha: float = 0.0,
+        share_noise: bool = True,
+        batch_shape: torch.Size = torch.Size(),
+    ) -> None:
+        super().__init__()
+        check.check_positive_int(num_inducing, "num_inducing")
+        check.check_alpha(alpha)
+        batch_shape = torch.Size(batch_shape)
+        if likelihood is None:
+            likelihood = GaussianLikelihood(batch_shape=batch_shape)
+        check_gaussian(likelihood)
+        if mean_module is None:
+            mean_module = ConstantMean(batch_shape=batch_shape)
+        self.covar_module = covar_module
+        self.mean_module = mean_module
+        self.likelihood = likelihood
+        self.num_inducing = num_inducing
+        self.inducing_policy = inducing_policy or GreedyInformation()
+        self.alpha = alpha
+        self.share_noise = share_noise
+        self.batch_shape = batch_shape
+        self.summary = PosteriorSummary(batch_shape)
+        self._predictor: tuple[Tensor, Predictor] | None = None
+
+    # -- learning -------------------------------------------------------------------
+
+    def update(
+        self,
+        x_new: Tensor,
+        y_new: Tensor,
+        noise: Tensor | None = None,
+        *,
+        num_steps: int = 100,
+        lr: float = 0.05,
+        optimizer: str = "adam",
+        learn_hyperparameters: bool = True,
+        learn_inducing_points: bool = True,
+        inducing_points: Tensor | None = None,
+        forget: float = 1.0,
+        progress: bool = False,
+        callback: Callback | None = None,
+    ) -> UpdateResult:
+        """Learn from new data; the model changes at the very end, or not at all.
+
+        Args:
+            x_new: ``(*batch_shape, n, d)`` or ``(n, d)``; ``(n,)`` is one column.
+            y_new: ``(*batch_shape, n)``.
+            noise: Known noise variances ``(*batch_shape, n)``. From then on the past
+                keeps the noise it has (site form).
+            num_steps: Budget of the inner loop; 0 for the closed form alone.
+            lr: Learning rate, in units of log-hyperparameters and of the spacing of
+                inducing points.
+            optimizer: ``"adam"`` or ``"lbfgs"``.
+            learn_hyperparameters: Whether the inner loop moves hyperparameters.
+            learn_inducing_points: Whether it moves inducing points.
+            inducing_points: ``(*batch_shape, m, d)``, the new inducing points (or
+                where the inner loop starts). Otherwise the policy chooses.
+            forget: Power of the past's likelihood, in (0, 1]; 1 forgets nothing.
+            progress: Show a progress bar.
+            callback: Called as ``callback(step, bound)`` in the inner loop.
+
+        Returns:
+            What happened.
+        """
+        start = time.perf_counter()
+        check.check_positive_int(num_steps, "num_steps", at_least=0)
+        check_optimizer(optimizer)
+        data = self._check_data(x_new, y_new, noise)
+        z_given = self._check_inducing_points(inducing_points, data.x)
+        past = self.summary.discount(forget)
+        evidence_before = self._evidence(past)
+
+        objective = self._objective(data, past)
+        if self.summary.is_empty and learn_hyperparameters and num_steps:
+            initialize_from_data(
+                objective.mean, objective.kernel, objective.likelihood, data.x, data.y
+            )
+        with torch.no_grad():
+            z = self._choose(objective) if z_given is None else z_given
+        objective.start_at(z, learn=learn_inducing_points and num_steps > 0)
+        fit = maximize(
+            objective,
+            num_steps=num_steps,
+            lr=lr,
+            optimizer=optimizer,
+            learn_hyperparameters=learn_hyperparameters,
+            learn_inducing_points=learn_inducing_points,
+            progress=progress,
+            callback=callback,
+        )
+        with torch.no_grad():
+            bound, loss, state = self._absorb(objective)
+            self._commit(objective, state)
+        return UpdateResult(
+            bound=bound,
+            increment=bound - evidence_before,
+            bound_trace=fit.bound_trace,
+            num_steps=fit.num_steps,
+            converged=fit.converged,
+            projection_loss=loss,
+            num_inducing=self.summary.num_inducing,
+            seconds=time.perf_counter() - start,
+        )
+
+    def condition_on_observations(
+        self, x: Tensor, y: Tensor, noise: Tensor | None = None
+    ) -> StreamingGP:
+        """A new model that has also seen ``(x, y)``; this one is untouched.
+
+        The inputs join the inducing points, so conditioning is exact given the
+        summary, in closed form, and differentiable in ``x``, ``y`` and ``noise``.
+        Hyperparameters stay. The next :meth:`update` of the new model brings the
+        number of inducing points back to its budget.
+
+        Args:
+            x: ``(*batch, n, d)``, where ``batch`` may add leading dimensions to
+                ``batch_shape``.
+            y: ``(*batch, n)``, or with further leading dimensions.
+            noise: Known noise variances, of the shape of ``y``.
+
+        Returns:
+            A model whose ``batch_shape`` is that of ``x`` and ``y`` together.
+        """
+        data = self._check_data(x, y, noise, fantasy=True)
+        shared = self._shares_noise(noise)
+        kernel, mean, likelihood = self._frozen_modules(data.y.dtype)
+        s = self._noise_scale(likelihood, data.y, shared)
+        past = self._past(self.summary.pseudo_observations, data, shared)
+        past = F.observe(past, data.y, observation_noise(likelihood, data.noise), s)
+        z_a = self._old_points(data.x)
+        z_a, x_b = F._broadcast_matrices(z_a, data.x)
+        z = torch.cat([z_a, x_b], -2)
+        K = inducing_gram(kernel, z, settings.jitter.of(z.dtype)).K_zz
+
+        model = self._copy()
+        model.batch_shape = data.y.shape[:-1]
+        model.summary = PosteriorSummary(model.batch_shape)
+        model.summary.set(z, past, mean(z), F.cholesky(K), s, shared)
+        return model
+
+    # -- predicting -----------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """Latent posterior at ``x`` ``(*batch, n, d)``; the same in train and eval.
+
+        Differentiable in ``x``, not in hyperparameters. Nothing is factored again
+        until hyperparameters or the summary change.
+        """
+        x = check.check_inputs(
+            x, name="x", num_dims=self._num_dims, dtype=self.dtype, device=self.device
+        )
+        if self.summary.is_empty:
+            dtype = settings.algebra_dtype.of(x.dtype)
+            kernel, mean, _ = self._frozen_modules(dtype)
+            x_s = x.to(dtype)
+            return cast_distribution(mean(x_s), kernel(x_s), x.dtype)
+        return self._current_predictor()(x)
+
+    def predict(self, x: Tensor, noise: Tensor | None = None) -> Any:
+        """Posterior predictive of targets at ``x``: the likelihood of ``model(x)``.
+
+        Args:
+            x: ``(*batch, n, d)``.
+            noise: Known noise variances at ``x``, for likelihoods that need them.
+        """
+        if noise is not None:
+            return self.likelihood(self(x), noise=noise)
+        return self.likelihood(self(x))
+
+    # -- properties -----------------------------------------------------------------
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of data and predictions: that of the hyperparameters."""
+        return self._reference().dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of data and predictions."""
+        return self._reference().device
+
+    def _reference(self) -> Tensor:
+        modules = (self.covar_module, self.likelihood, self.mean_module)
+        for module in modules:
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.is_floating_point():
+                    return tensor
+        return self.summary.g
+
+    @property
+    def _num_dims(self) -> int | None:
+        return None if self.summary.is_empty else self.summary.inducing_points.size(-1)
+
+    # -- steps of an update ---------------------------------------------------------
+
+    def _check_data(
+        self, x: Tensor, y: Tensor, noise: Tensor | None, fantasy: bool = False
+    ) -> NewData:
+        """Checked data in the dtype of the algebra, with all batch dimensions."""
+        names = ("x", "y") if fantasy else ("x_new", "y_new")
+        x = check.check_inputs(
+            x,
+            name=names[0],
+            num_dims=self._num_dims,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        batch = self.batch_shape
+        try:
+            if fantasy:
+                batch = torch.broadcast_shapes(batch, x.shape[:-2], y.shape[:-1])
+                x_batch = torch.broadcast_shapes(self.batch_shape, x.shape[:-2])
+            else:
+                x_batch = batch
+            x = x.expand(*x_batch, *x.shape[-2:])
+        except RuntimeError:
+            raise ShapeError(
+                f"{names[0]} has shape {tuple(x.shape)}, which does not go with "
+                f"batch_shape {tuple(self.batch_shape)}. Expected "
+                f"{(*self.batch_shape, x.size(-2), x.size(-1))} or (n, d)."
+            ) from None
+        check.check_targets(y, x, name=names[1], x_name=names[0], batch_shape=batch)
+        if noise is not None:
+            check.check_noise(noise, y)
+        dtype = settings.algebra_dtype.of(x.dtype)
+        return NewData(
+            x.to(dtype), y.to(dtype), None if noise is None else noise.to(dtype)
+        )
+
+    def _check_inducing_points(self, z: Tensor | None, x: Tensor) -> Tensor | None:
+        if z is None:
+            return None
+        z = check.check_inputs(
+            z,
+            name="inducing_points",
+            num_dims=x.size(-1),
+            dtype=self.dtype,
+            device=self.device,
+        )
+        if z.size(-2) == 0:
+            raise ShapeError(
+                f"inducing_points has shape {tuple(z.shape)}; expected at least one."
+            )
+        return z.to(x.dtype).expand(*self.batch_shape, *z.shape[-2:])
+
+    def _shares_noise(self, noise: Tensor | None) -> bool:
+        """Whether past and new data have the one noise of the likelihood."""
+        return (
+            self.share_noise
+            and self.alpha == 0
+            and noise is None
+            and has_shared_noise(self.likelihood)
+            and (self.summary.is_empty or bool(self.summary.shared_noise))
+        )
+
+    def _past(
+        self, past: PseudoObservations, data: NewData, shared: bool
+    ) -> PseudoObservations:
+        """The past in the form of the coming update, in the dtype of the algebra."""
+        if self.summary.is_empty:
+            y = data.y
+            batch = self.batch_shape
+            return PseudoObservations(
+                y.new_zeros(*batch, 0, 0),
+                y.new_zeros(*batch, 0),
+                y.new_zeros(batch),
+                y.new_zeros(()),
+            )
+        past = PseudoObservations(*(t.to(data.y.dtype) for t in past))
+        if bool(self.summary.shared_noise) and not shared:
+            noise = self.likelihood.noise.detach().to(data.y.dtype)
+            past = F.to_sites(past, noise.squeeze(-1).expand(self.batch_shape))
+        return past
+
+    def _old_points(self, x: Tensor) -> Tensor:
+        if self.summary.is_empty:
+            return x.new_zeros(*self.batch_shape, 0, x.size(-1))
+        return self.summary.inducing_points.to(x.dtype)
+
+    def _objective(self, data: NewData, past: PseudoObservations) -> StreamingObjective:
+        """The bound of this update on working copies of all modules."""
+        dtype = data.y.dtype
+        shared = self._shares_noise(data.noise)
+        mean, kernel, likelihood = (
+            deepcopy(module).to(dtype)
+            for module in (self.mean_module, self.covar_module, self.likelihood)
+        )
+        return StreamingObjective(
+            mean,
+            kernel,
+            likelihood,
+            data,
+            self._old_points(data.x),
+            self._past(past, data, shared),
+            shared_noise=shared,
+            alpha=self.alpha,
+            jitter=settings.jitter.of(dtype),
+        )
+
+    def _evidence(self, past: PseudoObservations) -> Tensor:
+        if self.summary.is_empty:
+            return self.summary.residual
+        summary = self.summary
+        rows = F.recall(past, summary.prior_cholesky, summary.prior_mean)
+        return F.evidence(rows, summary.noise_scale)
+
+    def _choose(self, objective: StreamingObjective) -> Tensor:
+        noise, s = objective.noises()
+        weight = (s.unsqueeze(-1) / noise).expand(objective.data.y.shape)
+        return self.inducing_policy(
+            Candidates(
+                kernel=objective.kernel,
+                z_a=objective.z_a,
+                past=objective.past,
+                x=objective.data.x,
+                weight=weight,
+                s=s,
+                num_inducing=self.num_inducing,
+            )
+        )
+
+    def _absorb(self, objective: StreamingObjective) -> tuple[Tensor, Tensor, dict]:
+        """Bound, nats lost, and the next state of the summary."""
+        _round_parameters(objective, self.dtype)
+        z = objective.z.detach()
+        objective.start_at(z)
+        prior = objective.prior()
+        rows, s = objective.project(prior)
+        loss = rows.loss / (2 * s)
+        rows = F.compress(rows)
+        bound = F.evidence(rows, s)
+        past = F.absorb(rows, prior.m_b)
+        if not bool(torch.isfinite(bound).all() & torch.isfinite(past.U).all()):
+            raise FactorizationError(
+                "The covariance of the inducing points could not be factored. "
+                "Raise the jitter: with torch_ssgp.settings.jitter(1e-6): ..."
+            )
+        state = {
+            "inducing_points": z.clone(),
+            "past": PseudoObservations(*(t.clone() for t in past)),
+            "prior_mean": prior.m_b.clone(),
+            "prior_cholesky": rows.L.contiguous(),
+            "noise_scale": s.clone(),
+            "shared_noise": objective.shared_noise,
+        }
+        return bound, loss, state
+
+    def _commit(self, objective: StreamingObjective, state: dict) -> None:
+        """Make the working copies and the new summary those of the model."""
+        pairs = (
+            (self.mean_module, objective.mean),
+            (self.covar_module, objective.kernel),
+            (self.likelihood, objective.likelihood),
+        )
+        for ours, theirs in pairs:
+            for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+                a.copy_(b)
+            for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
+                a.copy_(b)
+        self.summary.set(**state)
+
+    # -- caches and copies ----------------------------------------------------------
+
+    def _frozen_modules(self, dtype: torch.dtype) -> tuple[Kernel, Mean, Likelihood]:
+        return (
+            freeze(self.covar_module, dtype),
+            freeze(self.mean_module, dtype),
+            freeze(self.likelihood, dtype),
+        )
+
+    def _noise_scale(self, likelihood: Likelihood, y: Tensor, shared: bool) -> Tensor:
+        if shared:
+            return likelihood.noise.squeeze(-1).expand(self.batch_shape)
+        return y.new_ones(self.batch_shape)
+
+    def _fingerprint(self) -> Tensor:
+        """All hyperparameters as one vector; a change makes the cache stale."""
+        modules = (self.covar_module, self.mean_module, self.likelihood)
+        tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+        return torch.cat([t.detach().flatten().double() for t in tensors])
+
+    def _current_predictor(self) -> Predictor:
+        key = (self.summary.U, self.summary.g, self.summary.inducing_points)
+        now = self._fingerprint()
+        if self._predictor is not None:
+            cached_key, fingerprint, predictor = self._predictor
+            same = all(a is b for a, b in zip(key, cached_key, strict=True))
+            if same and torch.equal(fingerprint, now):
+                return predictor
+        past, dtype = self.summary.pseudo_observations, self.summary.g.dtype
+        shared = bool(self.summary.shared_noise)
+        kernel, mean, likelihood = self._frozen_modules(dtype)
+        predictor = Predictor.build(
+            mean,
+            kernel,
+            self.summary.inducing_points,
+            past,
+            self._noise_scale(likelihood, past.g, shared),
+            settings.jitter.of(dtype),
+        )
+        self._predictor = (key, now, predictor)
+        return predictor
+
+    def _copy(self) -> StreamingGP:
+        """A model with copies of all modules, and no summary yet."""
+        summary, predictor = self.summary, self._predictor
+        try:
+            self._predictor = None
+            self.summary = PosteriorSummary()
+            return deepcopy(self)
+        finally:
+            self.summary, self._predictor = summary, predictor
+
+    def __getstate__(self) -> dict:
+        """Leave the cache out of copies and pickles."""
+        return {**self.__dict__, "_predictor": None}
+
+
+@torch.no_grad()
+def _round_parameters(objective: StreamingObjective, dtype: torch.dtype) -> None:
+    """Hyperparameters as the model will store them, before the summary is made."""
+    for module in (objective.mean, objective.kernel, objective.likelihood):
+        for parameter in module.parameters():
+            parameter.copy_(parameter.to(dtype))

@@ -1,0 +1,172 @@
+"""Where GPyTorch modules become tensors: kernels, means, noises.
+
+The only place that calls a kernel during an update, so the rule for jitter lives here:
+jitter is white noise of the prior at inducing points. An inducing point that is kept
+is the *same variable* before and after an update, so its jitter appears in ``K_ba``
+too; without that, every update would leak information.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import (
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+)
+from gpytorch.means import Mean
+from linear_operator import to_dense
+from torch import Tensor
+
+from torch_ssgp.exceptions import ArgumentError, UnsupportedLikelihoodError
+from torch_ssgp.functional import PriorBlocks
+
+
+def gram(kernel: Kernel, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+    """Dense covariance ``(*batch, n1, n2)``."""
+    return to_dense(kernel(x1, x2))
+
+
+class InducingGram(NamedTuple):
+    """Prior covariance of inducing values.
+
+    Attributes:
+        K_zz: ``(*batch, m, m)``, among themselves, jitter included.
+        K_zo: ``(*batch, m, k)``, with the function at other points.
+        jitter: ``(*batch, 1)``, variance of the jitter.
+    """
+
+    K_zz: Tensor
+    K_zo: Tensor
+    jitter: Tensor
+
+
+def inducing_gram(
+    kernel: Kernel, z: Tensor, jitter: float | Tensor, others: Tensor | None = None
+) -> InducingGram:
+    """Covariance of inducing values with themselves and with other values.
+
+    One rectangular call, for three reasons: GPyTorch adds jitter of its own to square
+    sums with a low-rank kernel, compares the two inputs of a square call on the host,
+    and one call is faster than two.
+
+    Args:
+        kernel: Prior covariance.
+        z: ``(*batch, m, d)`` inducing points.
+        jitter: Jitter relative to the prior variance, or the variance itself
+            ``(*batch, 1)`` as a tensor.
+        others: ``(*batch, k, d)`` other points.
+
+    Returns:
+        The covariances and the variance of the jitter.
+    """
+    num_inducing = z.size(-2)
+    if others is None or others.size(-2) == 0:
+        K = gram(kernel, z, torch.cat([z, z[..., :1, :]], -2))[..., :num_inducing]
+    else:
+        K = gram(kernel, z, torch.cat([z, others], -2))
+    # Distances of a point to itself are not exactly zero in a rectangular call.
+    k_zz = kernel(z, diag=True)
+    if not isinstance(jitter, Tensor):
+        jitter = jitter * k_zz.mean(-1, keepdim=True)
+    eye = torch.eye(num_inducing, dtype=torch.bool, device=z.device)
+    K_zz = torch.where(eye, (k_zz + jitter).unsqueeze(-1), K[..., :num_inducing])
+    return InducingGram(K_zz, K[..., num_inducing:], jitter)
+
+
+def match_points(z: Tensor, points: Tensor) -> Tensor:
+    """For each of ``points``, the row of ``z`` that is the same point, or -1.
+
+    Args:
+        z: ``(*batch, m, d)``.
+        points: ``(*batch, k, d)``.
+
+    Returns:
+        ``(*batch, k)`` integer tensor.
+    """
+    if z.size(-2) == 0 or points.size(-2) == 0:
+        return torch.full(points.shape[:-1], -1, device=points.device)
+    same = (points.unsqueeze(-2) == z.unsqueeze(-3)).all(-1)
+    found, index = same.to(torch.int8).max(-1)
+    return torch.where(found > 0, index, -1)
+
+
+def prior_blocks(
+    mean: Mean,
+    kernel: Kernel,
+    z_b: Tensor,
+    x: Tensor,
+    z_a: Tensor,
+    jitter: float,
+    matches: Tensor,
+) -> PriorBlocks:
+    """Evaluate the prior at new inducing points, new data and old inducing points.
+
+    Args:
+        mean: Prior mean.
+        kernel: Prior covariance.
+        z_b: ``(*batch, m_b, d)`` new inducing points.
+        x: ``(*batch, n, d)`` new inputs.
+        z_a: ``(*batch, m_a, d)`` old inducing points; ``m_a`` may be 0.
+        jitter: Relative jitter.
+        matches: ``(*batch, n + m_a)``: which rows of ``[x; z_a]`` are which rows of
+            ``z_b``, see :func:`match_points`.
+
+    Returns:
+        The blocks, jitter included.
+    """
+    sizes = [x.size(-2), z_a.size(-2)]
+    K_bb, K_bo, variance = inducing_gram(kernel, z_b, jitter, torch.cat([x, z_a], -2))
+    # A point that is an inducing point is that variable, jitter included: its column
+    # is the column of K_bb.
+    matched = matches >= 0
+    columns = matches.clamp_min(0).unsqueeze(-2).expand(K_bo.shape)
+    K_bo = torch.where(matched.unsqueeze(-2), K_bb.gather(-1, columns), K_bo)
+    K_bf, K_ba = K_bo.split(sizes, -1)
+    k_ff = kernel(x, diag=True) + variance * matched[..., : sizes[0]]
+    if z_a.size(-2):
+        K_aa = inducing_gram(kernel, z_a, variance).K_zz
+    else:
+        K_aa = K_bb.new_zeros(*K_bb.shape[:-2], 0, 0)
+    means = mean(torch.cat([z_b, x, z_a], -2))
+    m_b, m_f, m_a = means.split([z_b.size(-2), *sizes], -1)
+    return PriorBlocks(K_bb, K_bf, k_ff, K_ba, K_aa, m_b, m_f, m_a)
+
+
+def has_shared_noise(likelihood: Likelihood) -> bool:
+    """Whether all data, past and future, have the one noise of the likelihood."""
+    return isinstance(likelihood, GaussianLikelihood)
+
+
+def check_gaussian(likelihood: Likelihood) -> None:
+    """Raise unless the likelihood has a noise in closed form."""
+    if not isinstance(likelihood, GaussianLikelihood | FixedNoiseGaussianLikelihood):
+        raise UnsupportedLikelihoodError(
+            f"{type(likelihood).__name__} has no noise in closed form; expected "
+            "GaussianLikelihood or FixedNoiseGaussianLikelihood."
+        )
+
+
+def observation_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:
+    """Noise variance of new data, ``(*batch, n)`` or broadcastable to it.
+
+    Args:
+        likelihood: A Gaussian likelihood.
+        noise: Known variances of the data. They replace the noise of a
+            ``GaussianLikelihood``; a learned additional noise of a
+            ``FixedNoiseGaussianLikelihood`` is added to them.
+
+    Returns:
+        Variances, differentiable in the parameters of the likelihood.
+    """
+    if isinstance(likelihood, FixedNoiseGaussianLikelihood):
+        if noise is None:
+            raise ArgumentError(
+                "FixedNoiseGaussianLikelihood needs the noise variance of every new "
+                "point; got noise=None. Pass noise= of the shape of y_new."
+            )
+        return noise + likelihood.second_noise
+    return likelihood.noise if noise is None else noise

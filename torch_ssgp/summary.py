@@ -1,0 +1,156 @@
+"""What survives an update: pseudo-observations as detached buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_ssgp import functional as F
+from torch_ssgp.exceptions import ArgumentError, ShapeError
+from torch_ssgp.functional import Posterior, PseudoObservations
+
+
+class PosteriorSummary(nn.Module):
+    r"""All that a stream leaves behind, of a size that does not grow with it.
+
+    The past is kept as pseudo-observations ``U a ≈ g`` of the function at the inducing
+    points (see :mod:`torch_ssgp.functional`), together with the prior they were made
+    under, so that :math:`q(a) = N(\texttt{mean}, \texttt{covariance})` can be shown.
+    Buffers change their size during a stream and when a state is loaded.
+
+    Args:
+        batch_shape: Shape of independent streams.
+
+    Attributes:
+        inducing_points: ``(*batch, m, d)``.
+        U: ``(*batch, p, m)``, observed rows.
+        g: ``(*batch, p)``, their targets.
+        residual: ``(*batch,)``, what no function at the inducing points explains.
+        num_data: ``()``, data seen; fractional after forgetting.
+        prior_mean: ``(*batch, m)``, prior mean when the summary was stored.
+        prior_cholesky: ``(*batch, m, m)``, factor of the prior covariance then.
+        noise_scale: ``(*batch,)``, noise of the rows: the observation noise then if
+            it is shared with the future, else one.
+        shared_noise: Whether the noise of the rows follows the likelihood.
+    """
+
+    inducing_points: Tensor
+    U: Tensor
+    g: Tensor
+    residual: Tensor
+    num_data: Tensor
+    prior_mean: Tensor
+    prior_cholesky: Tensor
+    noise_scale: Tensor
+    shared_noise: Tensor
+
+    def __init__(self, batch_shape: torch.Size = torch.Size()) -> None:
+        super().__init__()
+        empty = {
+            "inducing_points": torch.zeros(*batch_shape, 0, 0),
+            "U": torch.zeros(*batch_shape, 0, 0),
+            "g": torch.zeros(*batch_shape, 0),
+            "residual": torch.zeros(batch_shape),
+            "num_data": torch.zeros(()),
+            "prior_mean": torch.zeros(*batch_shape, 0),
+            "prior_cholesky": torch.zeros(*batch_shape, 0, 0),
+            "noise_scale": torch.ones(batch_shape),
+        }
+        for name, value in empty.items():
+            self.register_buffer(name, value.double())
+        self.register_buffer("shared_noise", torch.tensor(False))
+
+    @property
+    def num_inducing(self) -> int:
+        """The number of inducing points, ``m``."""
+        return self.inducing_points.size(-2)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was stored yet."""
+        return self.num_inducing == 0
+
+    @property
+    def pseudo_observations(self) -> PseudoObservations:
+        """The past, as the functions of :mod:`torch_ssgp.functional` take it."""
+        return PseudoObservations(self.U, self.g, self.residual, self.num_data)
+
+    @property
+    def posterior(self) -> Posterior:
+        """Factors of q(a) under the prior the summary was stored with."""
+        return F.factorize(self._rows(), self.noise_scale)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of q(a), ``(*batch, m)``."""
+        return F.moments(self.posterior, self.prior_mean)[0]
+
+    @property
+    def covariance(self) -> Tensor:
+        """Covariance of q(a), ``(*batch, m, m)``."""
+        return F.moments(self.posterior, self.prior_mean)[1]
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """Bound on the log evidence of the data seen, ``(*batch,)``."""
+        return F.evidence(self._rows(), self.noise_scale)
+
+    def _rows(self) -> F.Projection:
+        return F.recall(self.pseudo_observations, self.prior_cholesky, self.prior_mean)
+
+    def set(
+        self,
+        inducing_points: Tensor,
+        past: PseudoObservations,
+        prior_mean: Tensor,
+        prior_cholesky: Tensor,
+        noise_scale: Tensor,
+        shared_noise: bool,
+    ) -> None:
+        """Replace what is stored; the arguments are the buffers."""
+        self.inducing_points = inducing_points
+        self.U, self.g, self.residual, self.num_data = past
+        self.prior_mean, self.prior_cholesky = prior_mean, prior_cholesky
+        self.noise_scale = noise_scale
+        self.shared_noise = torch.tensor(shared_noise, device=inducing_points.device)
+
+    def discount(self, forget: float) -> PseudoObservations:
+        r"""The past with its likelihood raised to the power ``forget``.
+
+        Args:
+            forget: :math:`\lambda` in (0, 1]; 1 forgets nothing.
+
+        Returns:
+            :math:`(\sqrt\lambda U, \sqrt\lambda g, \lambda \rho, \lambda n)`.
+        """
+        if not 0 < forget <= 1:
+            raise ArgumentError(
+                f"forget is {forget}; expected a number in (0, 1], 1 to keep all."
+            )
+        past = self.pseudo_observations
+        if forget == 1:
+            return past
+        root = forget**0.5
+        return PseudoObservations(
+            root * past.U, root * past.g, forget * past.rho, forget * past.n
+        )
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take the sizes of what is loaded; the default would insist on its own."""
+        for name, buffer in list(self.named_buffers(recurse=False)):
+            value = state_dict.get(prefix + name)
+            if value is None or value.shape == buffer.shape:
+                continue
+            if value.ndim != buffer.ndim:
+                raise ShapeError(
+                    f"{prefix}{name} has shape {tuple(value.shape)} in the state "
+                    f"loaded, {tuple(buffer.shape)} here: the two models have "
+                    "different batch shapes. Build the model with the batch_shape "
+                    "of the saved one."
+                )
+            setattr(self, name, buffer.new_empty(value.shape))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
