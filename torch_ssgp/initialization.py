@@ -16,7 +16,7 @@ from gpytorch.means import ConstantMean, Mean
 from torch import Tensor, nn
 
 from torch_ssgp import functional as F
-from torch_ssgp.modules import gram
+from torch_ssgp.modules import inducing_gram
 
 # Lengthscales tried, as fractions of the spread of the inputs; noise tried, as
 # fractions of the variance of the targets. The evidence of a subset decides.
@@ -87,7 +87,7 @@ def _search(
         sigma2 = getattr(likelihood, "noise", None)
         if sigma2 is None or noise is None and not _is_scalar(sigma2):
             sigma2 = 0.1 * variance.unsqueeze(-1)
-        scores.append(_log_density(y - mean(x), gram(kernel, x), sigma2))
+        scores.append(_log_density(y - mean(x), inducing_gram(kernel, x, 0.0).K_zz, sigma2))
     score = torch.stack(scores).nan_to_num(-torch.inf)
     best = score.argmax(0)
     table = torch.tensor(grid, dtype=y.dtype, device=y.device)[best]

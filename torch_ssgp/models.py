@@ -417,11 +417,11 @@ class StreamingGP(GP):
                 "Raise the jitter: with torch_ssgp.settings.jitter(1e-6): ..."
             )
         state = {
-            "inducing_points": z.clone(),
-            "past": PseudoObservations(*(t.clone() for t in past)),
-            "prior_mean": prior.m_b.clone(),
-            "prior_cholesky": rows.L.contiguous(),
-            "noise_scale": s.clone(),
+            "inducing_points": _stored(z),
+            "past": PseudoObservations(*map(_stored, past)),
+            "prior_mean": _stored(prior.m_b),
+            "prior_cholesky": _stored(rows.L),
+            "noise_scale": _stored(s),
             "shared_noise": objective.shared_noise,
         }
         return bound, loss, state
@@ -495,6 +495,11 @@ class StreamingGP(GP):
     def __getstate__(self) -> dict:
         """Leave the cache out of copies and pickles."""
         return {**self.__dict__, "_predictor": None}
+
+
+def _stored(value: Tensor) -> Tensor:
+    """A tensor of its own, laid out as a loaded one would be: same bits afterwards."""
+    return value.detach().clone(memory_format=torch.contiguous_format)
 
 
 @torch.no_grad()
