@@ -8,7 +8,6 @@ import io
 import pickle
 
 import gpytorch
-import oracles
 import pytest
 import torch
 from gpytorch.kernels import (
@@ -23,6 +22,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from torch import Tensor
 
+import oracles
 from torch_ssgp import StreamingGP, settings
 
 KERNELS = {

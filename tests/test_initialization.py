@@ -1,0 +1,59 @@
+"""The first batch sets what the user did not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+
+from torch_ssgp.initialization import initialize_from_data
+
+
+def modules(kernel=None, **options):
+    kernel = ScaleKernel(kernel or RBFKernel(**options), **options)
+    mean = ConstantMean(**options)
+    return mean.double(), kernel.double(), GaussianLikelihood(**options).double()
+
+
+def test_scales_follow_the_data():
+    x = torch.linspace(0, 100, 500).double().unsqueeze(-1)
+    y = 50 + 30 * torch.sin(x[:, 0] / 3) + torch.randn(500).double()
+    mean, kernel, likelihood = modules()
+    initialize_from_data(mean, kernel, likelihood, x, y)
+    assert mean.constant.item() == pytest.approx(50, abs=3)
+    assert kernel.outputscale.item() == pytest.approx(450, rel=0.1)
+    assert 1 <= kernel.base_kernel.lengthscale.item() <= 10
+    assert likelihood.noise.item() < 20
+
+
+def test_what_was_set_stays():
+    x, y = torch.rand(50, 2).double(), torch.randn(50).double()
+    mean, kernel, likelihood = modules(MaternKernel(ard_num_dims=2))
+    kernel.outputscale, likelihood.noise = 7.0, 0.3
+    kernel.base_kernel.lengthscale = torch.tensor([0.5, 2.0])
+    initialize_from_data(mean, kernel, likelihood, x, y)
+    assert kernel.outputscale.item() == pytest.approx(7)
+    assert likelihood.noise.item() == pytest.approx(0.3)
+    assert kernel.base_kernel.lengthscale.squeeze().tolist() == pytest.approx([0.5, 2])
+
+
+def test_streams_of_a_batch_are_set_one_by_one():
+    x = torch.linspace(0, 10, 100).double().unsqueeze(-1).expand(2, 100, 1)
+    y = torch.stack([torch.sin(x[0, :, 0]), 100 * torch.sin(5 * x[0, :, 0])])
+    mean, kernel, likelihood = modules(batch_shape=torch.Size([2]))
+    initialize_from_data(mean, kernel, likelihood, x, y)
+    small, large = kernel.outputscale.tolist()
+    assert large / small == pytest.approx(1e4, rel=0.2)
+    slow, fast = kernel.base_kernel.lengthscale.flatten().tolist()
+    assert slow > fast
+
+
+@pytest.mark.parametrize("y", [torch.zeros(5), torch.full((5,), 3.0), torch.ones(1)])
+def test_targets_that_do_not_vary_are_no_problem(y):
+    x = torch.linspace(0, 1, len(y)).double().unsqueeze(-1)
+    mean, kernel, likelihood = modules()
+    initialize_from_data(mean, kernel, likelihood, x, y.double())
+    for parameter in (*kernel.parameters(), *likelihood.parameters()):
+        assert torch.isfinite(parameter).all()

@@ -1,0 +1,58 @@
+"""Kernels as tensors: the rule for jitter, and how points are recognised."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, RBFKernel
+from gpytorch.means import ZeroMean
+
+from torch_ssgp.modules import inducing_gram, match_points, prior_blocks
+
+
+def test_a_kept_point_shares_its_jitter():
+    z_a = torch.linspace(0, 5, 6).double().unsqueeze(-1)
+    z_b = torch.cat([z_a[3:], z_a[:1] + 0.123])
+    x = torch.cat([torch.rand(4, 1).double(), z_a[4:5]])
+    points = torch.cat([x, z_a])
+    kernel = RBFKernel().double()
+    matches = match_points(z_b, points)
+    assert matches.tolist() == [-1, -1, -1, -1, 1, -1, -1, -1, 0, 1, 2]
+    blocks = prior_blocks(ZeroMean(), kernel, z_b, x, z_a, 1e-3, matches)
+    assert torch.equal(blocks.K_ba[:, 3:], blocks.K_bb[:, :3])
+    torch.testing.assert_close(
+        blocks.K_aa.diagonal(), blocks.K_bb.diagonal()[:1].expand(6)
+    )
+    torch.testing.assert_close(blocks.k_ff[-1], blocks.K_bb[0, 0])
+    # Nothing is lost about points that stay, and something about those that go.
+    residual = blocks.K_aa - blocks.K_ba.T @ torch.linalg.solve(
+        blocks.K_bb, blocks.K_ba
+    )
+    assert residual.diagonal()[3:].abs().max() < 1e-12
+    assert residual.diagonal()[1] > 1e-4
+
+
+def test_matching_is_batched():
+    z = torch.randn(2, 5, 3)
+    points = torch.stack([z[0, [4, 1]], z[1, [0, 2]]])
+    assert match_points(z, points).tolist() == [[4, 1], [0, 2]]
+    assert match_points(z[:, :0], points).tolist() == [[-1, -1], [-1, -1]]
+
+
+def test_the_gram_is_exact_where_gpytorch_would_add_its_own_jitter():
+    z = torch.linspace(0, 10, 30).double().unsqueeze(-1)
+    kernel = (PeriodicKernel() + LinearKernel()).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        K = inducing_gram(kernel, z, 0.0).K_zz
+    expected = sum(
+        k(z, torch.cat([z, z[:1]])).to_dense()[:, :-1] for k in kernel.kernels
+    )
+    torch.testing.assert_close(K, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_diagonal_of_a_rough_kernel_is_exact():
+    z = 1000 * torch.rand(60, 2).double()
+    K = inducing_gram(MaternKernel(nu=0.5).double(), z, 0.0).K_zz
+    assert torch.equal(K.diagonal(), torch.ones(60, dtype=torch.float64))
