@@ -1,0 +1,228 @@
+"""Speed and accuracy, as ratios and tables.
+
+    python scripts/benchmark.py core       cost of an update against its floor
+    python scripts/benchmark.py stream     the paper's pseudo-periodic stream
+
+Absolute times depend on the machine; ratios within one run do not, as far as that is
+possible. Every time is the median of repetitions that alternate with its floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import streams
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from torch import Tensor
+from tqdm import tqdm
+
+from torch_ssgp import StreamingGP
+from torch_ssgp.fit import _Ascent, coordinates
+
+Row = dict[str, Any]
+
+
+def median_times(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each job; the jobs take turns, so drifts hit all alike."""
+    for job in jobs.values():
+        job()
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(repeats):
+        for name, job in jobs.items():
+            start = time.perf_counter()
+            job()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _stream_state(m: int, n: int, batch_shape: tuple[int, ...]) -> Any:
+    """A model in mid-stream with ``m`` inducing points, and the next batch."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, dtype=torch.float64, generator=generator)
+
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    kernel.base_kernel.lengthscale, kernel.outputscale = 0.2, 1.0
+    model = StreamingGP(
+        kernel, num_inducing=m, batch_shape=torch.Size(batch_shape)
+    ).double()
+    model.likelihood.noise = 0.1
+    z, x = draw(*batch_shape, m, 2), draw(*batch_shape, n, 2)
+    y = torch.sin(6 * x.sum(-1))
+    model.update(x, y, num_steps=0, inducing_points=z)
+    return model, x, y, z
+
+
+def core_row(m: int, n: int, batch: int, repeats: int) -> Row:
+    """Closed-form update and gradient step against one GEMM and one Cholesky."""
+    model, x, y, z = _stream_state(m, n, (batch,) if batch > 1 else ())
+    A = torch.randn(*x.shape[:-2], m, n, dtype=torch.float64)
+    eye = torch.eye(m, dtype=torch.float64)
+
+    data = model._check_data(x, y, None)
+    objective = model._objective(data, model.summary.pseudo_observations)
+    objective.start_at(z, learn=True)
+    ascent = _Ascent(objective, coordinates(objective, True, True), None)
+    optimizer = torch.optim.Adam(ascent.etas)
+
+    def step() -> None:
+        ascent.loss()
+        optimizer.step()
+
+    times = median_times(
+        {
+            "floor": lambda: torch.linalg.cholesky(A @ A.mT / n + eye),
+            "closed form": lambda: model.update(x, y, num_steps=0, inducing_points=z),
+            "gradient step": step,
+        },
+        repeats,
+    )
+    floor = times["floor"]
+    return {
+        "M": m,
+        "N": n,
+        "batch": batch,
+        "floor_ms": 1e3 * floor,
+        "closed_form_ratio": times["closed form"] / floor,
+        "gradient_step_ratio": times["gradient step"] / floor,
+    }
+
+
+def batching_row(repeats: int) -> Row:
+    """One update of 32 streams against 32 updates, at M = 50, N = 100."""
+    model, x, y, z = _stream_state(50, 100, (32,))
+    single, x1, y1, z1 = _stream_state(50, 100, ())
+
+    def loop() -> None:
+        for _ in range(32):
+            single.update(x1, y1, num_steps=0, inducing_points=z1)
+
+    times = median_times(
+        {
+            "batched": lambda: model.update(x, y, num_steps=0, inducing_points=z),
+            "loop": loop,
+        },
+        repeats,
+    )
+    return {"speedup_of_batching_32": times["loop"] / times["batched"]}
+
+
+def core(repeats: int = 15) -> list[Row]:
+    """Cost of an update, as ratios to what no implementation can avoid."""
+    sizes = [(100, 300), (200, 500), (600, 1000)]
+    cases = [(m, n, b) for b in (1, 32) for m, n in sizes]
+    rows = []
+    for m, n, b in tqdm(cases, desc="core"):
+        # The largest case takes a second a piece; the median needs few of them.
+        few = max(3, repeats // 5) if m * n * b > 3e6 else repeats
+        rows.append(core_row(m, n, b, few))
+    rows.append(batching_row(repeats))
+    return rows
+
+
+def run_stream(
+    stream: streams.Stream, num_inducing: int, **options: Any
+) -> tuple[StreamingGP, Row]:
+    """Default updates over a stream; accuracy on all its test points at the end."""
+    model = StreamingGP(
+        ScaleKernel(RBFKernel()), num_inducing=num_inducing, **options
+    ).double()
+    start = time.perf_counter()
+    for x, y in tqdm(stream.batches, desc=f"{stream.name} M={num_inducing}"):
+        result = model.update(x, y)
+    seconds = time.perf_counter() - start
+    prediction = model.predict(stream.x_test)
+    log_density = torch.distributions.Normal(
+        prediction.mean, prediction.stddev
+    ).log_prob(stream.y_test)
+    return model, {
+        "stream": stream.name,
+        "M": num_inducing,
+        "RMSE": (prediction.mean - stream.y_test).square().mean().sqrt().item(),
+        "MLL": log_density.mean().item(),
+        "bound": result.bound.item(),
+        "seconds": seconds,
+    }
+
+
+def batch_sgpr(stream: streams.Stream, num_inducing: int, num_steps: int) -> Row:
+    """The ceiling: all training data at once, L-BFGS to convergence."""
+    model = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=num_inducing).double()
+    x, y = stream.x_train, stream.y_train
+    z = x[torch.linspace(0, len(x) - 1, num_inducing).long()]
+    # Adam first finds the basin that L-BFGS then descends.
+    model.update(x, y, num_steps=100, inducing_points=z)
+    start = model.summary.inducing_points
+    model.summary = type(model.summary)()
+    model.update(
+        x, y, num_steps=num_steps, optimizer="lbfgs", inducing_points=start
+    )
+    prediction = model.predict(stream.x_test)
+    log_density = torch.distributions.Normal(
+        prediction.mean, prediction.stddev
+    ).log_prob(stream.y_test)
+    return {
+        "stream": stream.name,
+        "form": "batch SGPR",
+        "M": num_inducing,
+        "RMSE": (prediction.mean - stream.y_test).square().mean().sqrt().item(),
+        "MLL": log_density.mean().item(),
+    }
+
+
+def stream(repeats: int = 0) -> list[Row]:
+    """The pseudo-periodic stream of the paper in every form, and batch SGPR."""
+    del repeats
+    data = streams.pseudo_periodic()
+    rows = []
+    for m, form, options in [
+        (100, "VFE, shared noise (default)", {}),
+        (200, "VFE, shared noise (default)", {}),
+        (100, "VFE, paper", {"share_noise": False}),
+        (100, "Power-EP 0.5", {"alpha": 0.5}),
+    ]:
+        rows.append({"form": form, **run_stream(data, m, **options)[1]})
+    rows.append(batch_sgpr(data, 100, 100))
+    return rows
+
+
+COMMANDS = {"core": core, "stream": stream}
+
+
+def print_rows(rows: list[Row]) -> None:
+    """Rows with the same columns share a table."""
+    header: list[str] = []
+    for row in rows:
+        if list(row) != header:
+            header = list(row)
+            print("\n" + " | ".join(header))
+        cells = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values())
+        print(" | ".join(cells))
+
+
+def main() -> None:
+    """Run one benchmark, print its table, optionally write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    rows = COMMANDS[arguments.command](arguments.repeats)
+    print_rows(rows)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
