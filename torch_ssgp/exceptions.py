@@ -31,6 +31,10 @@ class ArgumentError(InputError):
     """An option outside its range."""
 
 
+class SupportError(InputError):
+    """Targets that the likelihood cannot explain, such as labels of no class."""
+
+
 class UnsupportedLikelihoodError(StreamingGPError, TypeError):
     """A likelihood that this call cannot serve."""
 

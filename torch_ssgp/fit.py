@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +18,12 @@ from torch import Tensor, nn
 from torch_ssgp import functional as F
 from torch_ssgp.exceptions import ArgumentError, MissingDependencyError
 from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
-from torch_ssgp.modules import match_points, observation_noise, prior_blocks
+from torch_ssgp.modules import (
+    inducing_gram,
+    match_points,
+    observation_noise,
+    prior_blocks,
+)
 
 Callback = Callable[[int, Tensor], Any]
 
@@ -83,9 +89,12 @@ class StreamingObjective(nn.Module):
         shared_noise: Whether the rows of the past have the noise of the likelihood.
         alpha: Power of Power-EP.
         jitter: Relative jitter.
+        landmarks: ``(*batch, r, d)``, inputs the past has seen, see
+            :meth:`hidden_loss`.
     """
 
     z: nn.Parameter
+    settled: bool = True  # what is not learned by gradients has converged
 
     def __init__(
         self,
@@ -99,11 +108,17 @@ class StreamingObjective(nn.Module):
         shared_noise: bool,
         alpha: float,
         jitter: float,
+        landmarks: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.mean, self.kernel, self.likelihood = mean, kernel, likelihood
         self.data, self.z_a, self.past = data, z_a, past
         self.shared_noise, self.alpha, self.jitter = shared_noise, alpha, jitter
+        remembers = shared_noise and landmarks is not None and landmarks.size(-2) > 0
+        self.landmarks = landmarks if remembers else None
+        if remembers:
+            with torch.no_grad():
+                self.interpolation_before = self._interpolation_loss()
 
     def noises(self) -> tuple[Tensor, Tensor]:
         """Noise of the new data ``(*batch, n)`` and noise scale ``(*batch,)``."""
@@ -149,6 +164,41 @@ class StreamingObjective(nn.Module):
         """The bound, ``(*batch,)``."""
         return F.evidence(*self.project(self.prior()))
 
+    def _interpolation_loss(self) -> Tensor:
+        K_aa, K_ar, _ = inducing_gram(
+            self.kernel, self.z_a, self.jitter, self.landmarks
+        )
+        return F.interpolation_loss(K_aa, K_ar, self.kernel(self.landmarks, diag=True))
+
+    def hidden_loss(self) -> Tensor | float:
+        r"""Nats that hyperparameters cost the past and the bound does not see.
+
+        The past knows the function at ``Z_a``; between those points it trusts the
+        interpolation of its time. Under a kernel that interpolates worse, the true
+        bound on the evidence of the old data falls by about
+
+        .. math:: \tfrac{n}{2s} [\ell(\theta) - \ell(\theta_{old})]_+,
+
+        with :math:`\ell` the interpolation loss at the landmarks. Where ``Z_a``
+        resolves the data this is nothing; where it does not, the bound alone would
+        walk off to short lengthscales. It guides the inner loop only: the bound
+        reported and stored is the bound.
+        """
+        if self.landmarks is None:
+            return 0.0
+        rise = (self._interpolation_loss() - self.interpolation_before).clamp_min(0)
+        _, s = self.noises()
+        return (0.5 * self.past.n * rise / s).sum()
+
+    def total(self, bound: Tensor) -> Tensor:
+        """What the inner loop maximises: bounds of all streams, priors, hidden loss."""
+        return bound.sum() + self.log_prior() - self.hidden_loss()
+
+    def spread(self) -> float:
+        """Spread of the targets, the unit of a constant mean."""
+        y = self.data.y
+        return float(y.std()) if y.numel() > 1 and y.std() > 0 else 1.0
+
     def log_prior(self) -> Tensor | float:
         """Log-density of the hyperparameters under GPyTorch priors, summed."""
         modules = (self.mean, self.kernel, self.likelihood)
@@ -190,7 +240,7 @@ def coordinates(
     result = []
     if learn_hyperparameters:
         for module in (objective.mean, objective.kernel, objective.likelihood):
-            result += _hyperparameters(module, objective.data.y)
+            result += _hyperparameters(module, objective.spread())
     if learn_inducing_points:
         z = objective.z
         start, spacing = z.detach().clone(), _spacing(z.detach(), objective.data.x)
@@ -209,11 +259,10 @@ def _spacing(z: Tensor, x: Tensor) -> Tensor:
     return spread * z.size(-2) ** (-1.0 / z.size(-1))
 
 
-def _hyperparameters(module: Module, y: Tensor) -> list[Coordinate]:
+def _hyperparameters(module: Module, spread: float) -> list[Coordinate]:
     constants = {
         id(m.raw_constant) for m in module.modules() if isinstance(m, ConstantMean)
     }
-    spread = float(y.std()) if y.numel() > 1 and y.std() > 0 else 1.0
     result = []
     for _, parameter, constraint in module.named_parameters_and_constraints():
         if not parameter.requires_grad:
@@ -229,10 +278,8 @@ def _hyperparameters(module: Module, y: Tensor) -> list[Coordinate]:
 
 
 def _is_positive(constraint: Interval | None) -> bool:
-    return (
-        isinstance(constraint, GreaterThan)
-        and constraint.enforced
-        and bool((constraint.lower_bound >= 0).all())
+    return isinstance(constraint, GreaterThan) and bool(
+        (constraint.lower_bound >= 0).all()
     )
 
 
@@ -241,9 +288,49 @@ def _log_coordinate(parameter: nn.Parameter, constraint: GreaterThan) -> Coordin
     # not vanish there, so what came to rest at a bound can leave it again.
     floor = (constraint.lower_bound * 1.01).clamp_min(1e-30).log()
     eta = constraint.transform(parameter.detach()).log().maximum(floor)
-    return Coordinate(
-        parameter, eta, lambda eta: constraint.inverse_transform(eta.exp()), floor
-    )
+
+    def to_parameter(eta: Tensor) -> Tensor:
+        # A line search may look below the floor, where the inverse has no value.
+        value = torch.where(eta < floor, floor, eta).exp()
+        return constraint.inverse_transform(value)
+
+    return Coordinate(parameter, eta, to_parameter, floor)
+
+
+# Factors of noise and scale tried before the first step, and the nats per new datum
+# that a jump must gain.
+JUMPS = (1 / 16, 1 / 4, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
+JUMP_GAIN = 1.0
+
+
+@torch.no_grad()
+def _jump(objective: StreamingObjective, variables: list[Coordinate]) -> None:
+    """Let noise and scale jump where the stream did, before small steps begin.
+
+    Small steps need many batches to follow a stream whose scale changes at once, and
+    what is projected away in the meantime is gone.
+    """
+    scales = {
+        id(parameter)
+        for owner in (objective.likelihood, objective.kernel)
+        for name, parameter in owner.named_parameters()
+        if name.rsplit(".", 1)[-1] in ("raw_noise", "raw_outputscale")
+    }
+    for variable in variables:
+        if variable.floor is None or id(variable.parameter) not in scales:
+            continue
+        start = variable.eta.clone()
+        best, best_eta = objective.total(objective()), start
+        best = best + JUMP_GAIN * objective.data.y.numel()
+        for factor in JUMPS:
+            eta = (start + math.log(factor)).maximum(variable.floor)
+            variable.parameter.copy_(variable.to_parameter(eta))
+            total = objective.total(objective())
+            better = total > best
+            best = torch.where(better, total, best)
+            best_eta = torch.where(better, eta, best_eta)
+        variable.eta.copy_(best_eta)
+        variable.parameter.copy_(variable.to_parameter(best_eta))
 
 
 class _Ascent:
@@ -270,7 +357,7 @@ class _Ascent:
                 variable.parameter.grad = None
                 variable.eta.grad = None
         bound = self.objective()
-        total = bound.sum() + self.objective.log_prior()
+        total = self.objective.total(bound)
         loss = -total / self.objective.data.y.numel()
         loss.backward()
         grads = [v.parameter.grad for v in self.variables]
@@ -338,6 +425,7 @@ def maximize(
         empty = objective.data.y.new_empty(0, *objective.data.y.shape[:-1])
         return FitResult(empty, 0, True)
     bar = _progress_bar(num_steps) if progress else None
+    _jump(objective, variables)
     ascent = _Ascent(objective, variables, _chain(callback, bar))
     run = {"adam": _adam, "lbfgs": _lbfgs}[optimizer]
     try:

@@ -367,6 +367,26 @@ def observe(
     )
 
 
+def interpolation_loss(K_aa: Tensor, K_ar: Tensor, k_rr: Tensor) -> Tensor:
+    r"""Average prior variance at landmarks that ``a`` does not explain.
+
+    .. math:: \tfrac1r \sum_i [k_{ii} - k_{ia} K_{aa}^{-1} k_{ai}]
+
+    The bound keeps what earlier projections lost as a number; under hyperparameters
+    that interpolate the old data worse, more is lost than that, and this says how much.
+
+    Args:
+        K_aa: ``(*batch, m_a, m_a)``.
+        K_ar: ``(*batch, m_a, r)``, ``r`` landmarks.
+        k_rr: ``(*batch, r)``.
+
+    Returns:
+        ``(*batch,)``.
+    """
+    A_r = solve_lower(cholesky(K_aa), K_ar)
+    return (k_rr - squared_norm(A_r, -2)).mean(-1)
+
+
 def to_sites(past: PseudoObservations, s: Tensor) -> PseudoObservations:
     """Shared-noise rows divided by their noise: the same past with ``s = 1``.
 
@@ -381,6 +401,43 @@ def to_sites(past: PseudoObservations, s: Tensor) -> PseudoObservations:
         U=past.U / s.sqrt()[..., None, None],
         g=past.g / s.sqrt().unsqueeze(-1),
         rho=past.rho / s + past.n * s.log(),
+        n=past.n,
+    )
+
+
+def rescale(
+    past: PseudoObservations, scale: Tensor, shift: Tensor, shared: bool
+) -> PseudoObservations:
+    r"""The past in other units: what it says about :math:`c f + e`.
+
+    .. math::
+        \|g - U a\|^2 + \rho = c^{-2} ( \|(c g + e U 1) - U (c a + e)\|^2 + c^2 \rho )
+
+    With shared noise, :math:`s` becomes :math:`c^2 s`; in site form it stays one and
+    the rows are divided by :math:`c`. Either way the density of the data changes by
+    :math:`-n \log c`, as it must.
+
+    Args:
+        past: Pseudo-observations.
+        scale: ``(*batch,)``, :math:`c > 0`.
+        shift: ``(*batch,)``, :math:`e`.
+        shared: Whether the rows have the noise of the likelihood.
+
+    Returns:
+        Pseudo-observations at the same points.
+    """
+    ones = past.U.sum(-1)  # U 1
+    if shared:
+        return PseudoObservations(
+            U=past.U,
+            g=scale.unsqueeze(-1) * past.g + shift.unsqueeze(-1) * ones,
+            rho=scale.square() * past.rho,
+            n=past.n,
+        )
+    return PseudoObservations(
+        U=past.U / scale[..., None, None],
+        g=past.g + (shift / scale).unsqueeze(-1) * ones,
+        rho=past.rho + 2 * past.n * scale.log(),
         n=past.n,
     )
 

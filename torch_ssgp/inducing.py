@@ -92,13 +92,14 @@ def _greedy(K: Tensor, U: Tensor, weight: Tensor, num_inducing: int) -> Tensor:
     )
     h = (K * W).sum(-2)  # diagonal of E Wᵀ W E
     columns = K.new_zeros(*K.shape[:-1], num_inducing)
-    chosen = []
+    chosen, useful = [], []
     for k in range(num_inducing):
         score = torch.where(e > floor, h.clamp_min(0) / e, -torch.inf)
         best, j = score.max(-1, keepdim=True)
         if k % 10 == 0 and bool((best == -torch.inf).all()):
             break
         chosen.append(j)
+        useful.append(best > -torch.inf)
         C = columns[..., :k]
         column = K.gather(-1, j.unsqueeze(-2).expand(*K.shape[:-1], 1)).squeeze(-1)
         row_j = C.gather(-2, j.unsqueeze(-1).expand(*C.shape[:-2], 1, k))
@@ -115,7 +116,9 @@ def _greedy(K: Tensor, U: Tensor, weight: Tensor, num_inducing: int) -> Tensor:
         h = h - 2 * c * Ev + c.square() * (c * v).sum(-1, keepdim=True)
         e = (e - c.square()).scatter(-1, j, 0.0)
         columns[..., k] = c
-    return torch.cat(chosen, -1)
+    # Steps after the last useful candidate chose copies of what is already there.
+    used = torch.cat(useful, -1).reshape(-1, len(useful)).any(0)
+    return torch.cat(chosen, -1)[..., : int(used.sum())]
 
 
 def _gram_weight(U: Tensor, V: Tensor) -> Tensor:

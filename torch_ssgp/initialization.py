@@ -7,6 +7,7 @@ touched: whatever a user set stays.
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import torch
 from gpytorch.constraints import Interval
@@ -23,6 +24,14 @@ from torch_ssgp.modules import inducing_gram
 LENGTHSCALES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 NOISES = (0.001, 0.03, 0.3)
 SUBSET = 200
+
+
+class Length(NamedTuple):
+    """A parameter in units of the inputs, and the extent of the inputs it sees."""
+
+    kernel: Kernel
+    name: str
+    spread: Tensor
 
 
 @torch.no_grad()
@@ -49,19 +58,19 @@ def initialize_from_data(
     for scaled in scales:
         if _untouched(scaled.raw_outputscale):
             _set(scaled, "raw_outputscale", variance)
-    lengthscales = [
-        (k, _spread(k, x))
+    lengths = [
+        Length(k, name, _spread(k, name, x))
         for k in kernel.modules()
-        if isinstance(k, Kernel) and k.has_lengthscale and _untouched(k.raw_lengthscale)
+        if (name := _length_name(k)) and _untouched(getattr(k, name))
     ]
     noise = getattr(likelihood, "noise_covar", None)
     if not isinstance(likelihood, GaussianLikelihood) or not _untouched(
         noise.raw_noise
     ):
         noise = None
-    if not lengthscales and noise is None:
+    if not lengths and noise is None:
         return
-    _search(mean, kernel, likelihood, x, y, lengthscales, noise, variance)
+    _search(mean, kernel, likelihood, x, y, lengths, noise, variance)
 
 
 def _search(
@@ -70,29 +79,31 @@ def _search(
     likelihood: Likelihood,
     x: Tensor,
     y: Tensor,
-    lengthscales: list[tuple[Kernel, Tensor]],
+    lengths: list[Length],
     noise: nn.Module | None,
     variance: Tensor,
 ) -> None:
     """Take the pair of lengthscale and noise with the largest evidence, per stream."""
-    fractions = LENGTHSCALES if lengthscales else (1.0,)
+    fractions = LENGTHSCALES if lengths else (1.0,)
     levels = NOISES if noise is not None else (1.0,)
     grid = list(itertools.product(fractions, levels))
     scores = []
     for fraction, level in grid:
-        for base, spread in lengthscales:
-            _set(base, "raw_lengthscale", fraction * spread)
+        for base, name, spread in lengths:
+            _set(base, name, fraction * spread)
         if noise is not None:
             _set(noise, "raw_noise", level * variance.unsqueeze(-1))
         sigma2 = getattr(likelihood, "noise", None)
         if sigma2 is None or noise is None and not _is_scalar(sigma2):
             sigma2 = 0.1 * variance.unsqueeze(-1)
-        scores.append(_log_density(y - mean(x), inducing_gram(kernel, x, 0.0).K_zz, sigma2))
+        scores.append(
+            _log_density(y - mean(x), inducing_gram(kernel, x, 0.0).K_zz, sigma2)
+        )
     score = torch.stack(scores).nan_to_num(-torch.inf)
     best = score.argmax(0)
     table = torch.tensor(grid, dtype=y.dtype, device=y.device)[best]
-    for base, spread in lengthscales:
-        _set(base, "raw_lengthscale", table[..., 0, None, None] * spread)
+    for base, name, spread in lengths:
+        _set(base, name, table[..., 0, None, None] * spread)
     if noise is not None:
         _set(noise, "raw_noise", table[..., 1, None] * variance.unsqueeze(-1))
 
@@ -120,12 +131,20 @@ def _variance(y: Tensor) -> Tensor:
     return torch.where(variance > 0, variance, torch.ones_like(variance))
 
 
-def _spread(kernel: Kernel, x: Tensor) -> Tensor:
+def _length_name(module: nn.Module) -> str | None:
+    """The parameter in units of the inputs; a periodic kernel's is its period."""
+    for name in ("raw_period_length", "raw_lengthscale"):
+        if isinstance(module, Kernel) and getattr(module, name, None) is not None:
+            return name
+    return None
+
+
+def _spread(kernel: Kernel, name: str, x: Tensor) -> Tensor:
     """Extent of the inputs a kernel sees, ``(*batch, 1, d or 1)``."""
     if kernel.active_dims is not None:
         x = x[..., kernel.active_dims]
     spread = x.amax(-2, keepdim=True) - x.amin(-2, keepdim=True)
-    num_dims = kernel.raw_lengthscale.size(-1)
+    num_dims = getattr(kernel, name).size(-1)
     if num_dims == 1 or num_dims != spread.size(-1):
         spread = spread.square().mean(-1, keepdim=True).sqrt()
     return torch.where(spread > 0, spread, torch.ones_like(spread))

@@ -10,12 +10,12 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
-from gpytorch.means import ConstantMean, Mean
+from gpytorch.means import Mean
 from gpytorch.models import GP
 from torch import Tensor
 
 from torch_ssgp import functional as F
-from torch_ssgp import settings
+from torch_ssgp import likelihoods, settings
 from torch_ssgp import validation as check
 from torch_ssgp.exceptions import FactorizationError, ShapeError
 from torch_ssgp.fit import (
@@ -24,18 +24,20 @@ from torch_ssgp.fit import (
     StreamingObjective,
     UpdateResult,
     check_optimizer,
-    maximize,
 )
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.inducing import Candidates, GreedyInformation, InducingPolicy
 from torch_ssgp.initialization import initialize_from_data
 from torch_ssgp.modules import (
-    check_gaussian,
     has_shared_noise,
     inducing_gram,
+    match_points,
     observation_noise,
+    prior_blocks,
 )
 from torch_ssgp.prediction import Predictor, cast_distribution, freeze
+from torch_ssgp.site_initialization import initialize_sites
+from torch_ssgp.sites import SiteObjective, maximize_any
 from torch_ssgp.summary import PosteriorSummary
 
 
@@ -49,8 +51,12 @@ class StreamingGP(GP):
 
     Args:
         covar_module: A GPyTorch kernel.
-        likelihood: A GPyTorch likelihood with Gaussian noise.
-        mean_module: A GPyTorch mean.
+        likelihood: A GPyTorch likelihood; Gaussian noise by default. Gaussian ones are
+            handled in closed form, all others through Gaussian sites (see
+            :mod:`torch_ssgp.sites`). Softmax takes one function per class:
+            ``batch_shape`` ends in the number of classes, targets are labels
+            ``(n,)``.
+        mean_module: A GPyTorch mean; a constant by default, zero for labels.
         num_inducing: Largest number of inducing points.
         inducing_policy: Chooses the inducing points of an update;
             ``GreedyInformation`` by default.
@@ -89,9 +95,9 @@ class StreamingGP(GP):
         batch_shape = torch.Size(batch_shape)
         if likelihood is None:
             likelihood = GaussianLikelihood(batch_shape=batch_shape)
-        check_gaussian(likelihood)
+        likelihoods.check_likelihood(likelihood, batch_shape, alpha)
         if mean_module is None:
-            mean_module = ConstantMean(batch_shape=batch_shape)
+            mean_module = likelihoods.default_mean(likelihood, batch_shape)
         self.covar_module = covar_module
         self.mean_module = mean_module
         self.likelihood = likelihood
@@ -101,7 +107,8 @@ class StreamingGP(GP):
         self.share_noise = share_noise
         self.batch_shape = batch_shape
         self.summary = PosteriorSummary(batch_shape)
-        self._predictor: tuple[Tensor, Predictor] | None = None
+        self._predictor: tuple[tuple, Tensor, Predictor] | None = None
+        self._frozen: tuple[torch.dtype, Tensor, tuple] | None = None
 
     # -- learning -------------------------------------------------------------------
 
@@ -153,13 +160,20 @@ class StreamingGP(GP):
 
         objective = self._objective(data, past)
         if self.summary.is_empty and learn_hyperparameters and num_steps:
-            initialize_from_data(
-                objective.mean, objective.kernel, objective.likelihood, data.x, data.y
-            )
+            if isinstance(objective, SiteObjective):
+                initialize_sites(objective)
+            else:
+                initialize_from_data(
+                    objective.mean,
+                    objective.kernel,
+                    objective.likelihood,
+                    data.x,
+                    data.y,
+                )
         with torch.no_grad():
             z = self._choose(objective) if z_given is None else z_given
         objective.start_at(z, learn=learn_inducing_points and num_steps > 0)
-        fit = maximize(
+        fit = maximize_any(
             objective,
             num_steps=num_steps,
             lr=lr,
@@ -177,14 +191,19 @@ class StreamingGP(GP):
             increment=bound - evidence_before,
             bound_trace=fit.bound_trace,
             num_steps=fit.num_steps,
-            converged=fit.converged,
+            converged=fit.converged and objective.settled,
             projection_loss=loss,
             num_inducing=self.summary.num_inducing,
             seconds=time.perf_counter() - start,
         )
 
     def condition_on_observations(
-        self, x: Tensor, y: Tensor, noise: Tensor | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        noise: Tensor | None = None,
+        *,
+        inducing_points: Tensor | None = None,
     ) -> StreamingGP:
         """A new model that has also seen ``(x, y)``; this one is untouched.
 
@@ -193,30 +212,53 @@ class StreamingGP(GP):
         Hyperparameters stay. The next :meth:`update` of the new model brings the
         number of inducing points back to its budget.
 
+        With a likelihood that is not Gaussian the new data are replaced by their
+        Gaussian sites, found by E-steps with fixed hyperparameters; gradients do not
+        see how the sites depend on ``x`` and ``y``.
+
         Args:
             x: ``(*batch, n, d)``, where ``batch`` may add leading dimensions to
                 ``batch_shape``.
             y: ``(*batch, n)``, or with further leading dimensions.
             noise: Known noise variances, of the shape of ``y``.
+            inducing_points: ``(*batch_shape, m, d)``, where the new model keeps what
+                it knows: a number that does not grow, at the price of a projection,
+                as an update with ``num_steps=0`` at these points.
 
         Returns:
             A model whose ``batch_shape`` is that of ``x`` and ``y`` together.
         """
         data = self._check_data(x, y, noise, fantasy=True)
-        shared = self._shares_noise(noise)
+        offset: Tensor | float = 0.0
+        if not likelihoods.is_gaussian(self.likelihood):
+            data, offset = self._as_sites(data)
+        shared = self._shares_noise(data.noise)
         kernel, mean, likelihood = self._frozen_modules(data.y.dtype)
         s = self._noise_scale(likelihood, data.y, shared)
         past = self._past(self.summary.pseudo_observations, data, shared)
-        past = F.observe(past, data.y, observation_noise(likelihood, data.noise), s)
-        z_a = self._old_points(data.x)
-        z_a, x_b = F._broadcast_matrices(z_a, data.x)
-        z = torch.cat([z_a, x_b], -2)
-        K = inducing_gram(kernel, z, settings.jitter.of(z.dtype)).K_zz
+        past = past._replace(rho=past.rho + offset)
+        sigma2 = observation_noise(likelihood, data.noise)
+        jitter = settings.jitter.of(data.y.dtype)
+        z_a, x_b = F._broadcast_matrices(self._old_points(data.x), data.x)
+        if inducing_points is None:
+            past = F.observe(past, data.y, sigma2, s)
+            z = torch.cat([z_a, x_b], -2)
+            m_b = mean(z)
+            L = F.cholesky(inducing_gram(kernel, z, jitter).K_zz)
+        else:
+            points = self._check_inducing_points(inducing_points, data.x)
+            assert points is not None
+            z = points.expand(*x_b.shape[:-2], *points.shape[-2:])
+            matches = match_points(z, torch.cat([x_b, z_a], -2))
+            prior = prior_blocks(mean, kernel, z, x_b, z_a, jitter, matches)
+            # Not compressed: the triangular factor alone has no gradient.
+            rows = F.project(prior, past, data.y, sigma2, s, self.alpha)
+            past, m_b, L = F.absorb(rows, prior.m_b), prior.m_b, rows.L
 
         model = self._copy()
         model.batch_shape = data.y.shape[:-1]
         model.summary = PosteriorSummary(model.batch_shape)
-        model.summary.set(z, past, mean(z), F.cholesky(K), s, shared)
+        model.summary.set(z, past, m_b, L, s, shared, self.summary.landmarks)
         return model
 
     # -- predicting -----------------------------------------------------------------
@@ -244,9 +286,11 @@ class StreamingGP(GP):
             x: ``(*batch, n, d)``.
             noise: Known noise variances at ``x``, for likelihoods that need them.
         """
+        likelihoods.check_no_noise(self.likelihood, noise)
         if noise is not None:
             return self.likelihood(self(x), noise=noise)
-        return self.likelihood(self(x))
+        latent = likelihoods.as_likelihood_input(self.likelihood, self(x))
+        return self.likelihood(latent)
 
     # -- properties -----------------------------------------------------------------
 
@@ -279,6 +323,7 @@ class StreamingGP(GP):
     ) -> NewData:
         """Checked data in the dtype of the algebra, with all batch dimensions."""
         names = ("x", "y") if fantasy else ("x_new", "y_new")
+        likelihoods.check_no_noise(self.likelihood, noise)
         x = check.check_inputs(
             x,
             name=names[0],
@@ -287,6 +332,8 @@ class StreamingGP(GP):
             device=self.device,
         )
         batch = self.batch_shape
+        if not likelihoods.is_gaussian(self.likelihood):
+            y = likelihoods.prepare_targets(self.likelihood, y, x, batch, names)
         try:
             if fantasy:
                 batch = torch.broadcast_shapes(batch, x.shape[:-2], y.shape[:-1])
@@ -366,7 +413,8 @@ class StreamingGP(GP):
             deepcopy(module).to(dtype)
             for module in (self.mean_module, self.covar_module, self.likelihood)
         )
-        return StreamingObjective(
+        gaussian = likelihoods.is_gaussian(self.likelihood)
+        return (StreamingObjective if gaussian else SiteObjective)(
             mean,
             kernel,
             likelihood,
@@ -376,7 +424,22 @@ class StreamingGP(GP):
             shared_noise=shared,
             alpha=self.alpha,
             jitter=settings.jitter.of(dtype),
+            landmarks=self.summary.landmarks.to(dtype),
         )
+
+    @torch.no_grad()
+    def _as_sites(self, data: NewData) -> tuple[NewData, Tensor]:
+        """Gaussian data that say the same, and what to add to the residual for it."""
+        x, past = data.x.detach(), self.summary.pseudo_observations
+        z_a, x = F._broadcast_matrices(self._old_points(x), x)
+        objective = self._objective(NewData(x, data.y.detach(), None), past)
+        objective.z_a = z_a
+        objective.start_at(torch.cat([z_a, x], -2))
+        rows, _ = objective.project(objective.prior())
+        assert isinstance(objective, SiteObjective) and objective.sites is not None
+        noise, _ = objective.noises()
+        offset = rows.rho - objective.past.rho - noise.log().sum(-1)
+        return NewData(data.x, objective.sites.target, noise), offset
 
     def _evidence(self, past: PseudoObservations) -> Tensor:
         if self.summary.is_empty:
@@ -423,6 +486,9 @@ class StreamingGP(GP):
             "prior_cholesky": _stored(rows.L),
             "noise_scale": _stored(s),
             "shared_noise": objective.shared_noise,
+            "landmarks": _stored(
+                self.summary.with_landmarks(objective.data.x, self.num_inducing)
+            ),
         }
         return bound, loss, state
 
@@ -443,11 +509,19 @@ class StreamingGP(GP):
     # -- caches and copies ----------------------------------------------------------
 
     def _frozen_modules(self, dtype: torch.dtype) -> tuple[Kernel, Mean, Likelihood]:
-        return (
+        """Copies that nobody changes; made again when hyperparameters have changed."""
+        now = self._fingerprint()
+        if self._frozen is not None:
+            cached_dtype, fingerprint, modules = self._frozen
+            if cached_dtype == dtype and torch.equal(fingerprint, now):
+                return modules
+        modules = (
             freeze(self.covar_module, dtype),
             freeze(self.mean_module, dtype),
             freeze(self.likelihood, dtype),
         )
+        self._frozen = (dtype, now, modules)
+        return modules
 
     def _noise_scale(self, likelihood: Likelihood, y: Tensor, shared: bool) -> Tensor:
         if shared:
@@ -476,7 +550,8 @@ class StreamingGP(GP):
             kernel,
             self.summary.inducing_points,
             past,
-            self._noise_scale(likelihood, past.g, shared),
+            # Not repeated over fantasies: one factorisation serves them all.
+            likelihood.noise.squeeze(-1) if shared else past.g.new_ones(()),
             settings.jitter.of(dtype),
         )
         self._predictor = (key, now, predictor)
@@ -484,17 +559,13 @@ class StreamingGP(GP):
 
     def _copy(self) -> StreamingGP:
         """A model with copies of all modules, and no summary yet."""
-        summary, predictor = self.summary, self._predictor
-        try:
-            self._predictor = None
-            self.summary = PosteriorSummary()
-            return deepcopy(self)
-        finally:
-            self.summary, self._predictor = summary, predictor
+        model = deepcopy(self, {id(self.summary): PosteriorSummary()})
+        model._frozen = self._frozen  # the same hyperparameters
+        return model
 
     def __getstate__(self) -> dict:
-        """Leave the cache out of copies and pickles."""
-        return {**self.__dict__, "_predictor": None}
+        """Leave the caches out of copies and pickles."""
+        return {**self.__dict__, "_predictor": None, "_frozen": None}
 
 
 def _stored(value: Tensor) -> Tensor:

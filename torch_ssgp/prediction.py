@@ -50,14 +50,13 @@ class Predictor(NamedTuple):
         """Factor the posterior given pseudo-observations at ``z``.
 
         Args:
-            mean: Prior mean in the dtype of the algebra; copied and frozen.
-            kernel: Prior covariance in the dtype of the algebra; copied and frozen.
+            mean: Prior mean in the dtype of the algebra, frozen.
+            kernel: Prior covariance in the dtype of the algebra, frozen.
             z: ``(*batch, m, d)`` inducing points.
             past: Pseudo-observations at ``z``.
             s: ``(*batch,)`` noise scale of the rows.
             jitter: Relative jitter.
         """
-        mean, kernel = freeze(mean, z.dtype), freeze(kernel, z.dtype)
         L = F.cholesky(inducing_gram(kernel, z, jitter).K_zz)
         posterior = F.factorize(F.recall(past, L, mean(z)), s)
         return cls(mean, kernel, z, posterior)

@@ -34,6 +34,8 @@ class PosteriorSummary(nn.Module):
         noise_scale: ``(*batch,)``, noise of the rows: the observation noise then if
             it is shared with the future, else one.
         shared_noise: Whether the noise of the rows follows the likelihood.
+        landmarks: ``(*batch, r, d)``, a few of the inputs seen, spread evenly over
+            the stream: where new hyperparameters must not interpolate worse.
     """
 
     inducing_points: Tensor
@@ -45,6 +47,7 @@ class PosteriorSummary(nn.Module):
     prior_cholesky: Tensor
     noise_scale: Tensor
     shared_noise: Tensor
+    landmarks: Tensor
 
     def __init__(self, batch_shape: torch.Size = torch.Size()) -> None:
         super().__init__()
@@ -57,6 +60,7 @@ class PosteriorSummary(nn.Module):
             "prior_mean": torch.zeros(*batch_shape, 0),
             "prior_cholesky": torch.zeros(*batch_shape, 0, 0),
             "noise_scale": torch.ones(batch_shape),
+            "landmarks": torch.zeros(*batch_shape, 0, 0),
         }
         for name, value in empty.items():
             self.register_buffer(name, value.double())
@@ -108,13 +112,40 @@ class PosteriorSummary(nn.Module):
         prior_cholesky: Tensor,
         noise_scale: Tensor,
         shared_noise: bool,
+        landmarks: Tensor | None = None,
     ) -> None:
-        """Replace what is stored; the arguments are the buffers."""
+        """Replace what is stored; the arguments are the buffers.
+
+        Without ``landmarks`` those that are there stay.
+        """
         self.inducing_points = inducing_points
         self.U, self.g, self.residual, self.num_data = past
         self.prior_mean, self.prior_cholesky = prior_mean, prior_cholesky
         self.noise_scale = noise_scale
         self.shared_noise = torch.tensor(shared_noise, device=inducing_points.device)
+        if landmarks is not None:
+            self.landmarks = landmarks
+
+    def with_landmarks(self, x: Tensor, count: int) -> Tensor:
+        """Landmarks of the stream so far, new inputs included.
+
+        Old and new inputs are thinned evenly, in proportion to the data they stand
+        for; no random numbers are drawn.
+
+        Args:
+            x: ``(*batch, n, d)`` new inputs.
+            count: Number of landmarks.
+
+        Returns:
+            ``(*batch, at most count, d)``.
+        """
+        old, num_new = self.landmarks, x.size(-2)
+        if old.size(-2) == 0:
+            return _thin(x, count)
+        share = num_new / (num_new + float(self.num_data))
+        new = _thin(x, min(max(1, round(count * share)), num_new))
+        kept = _thin(old.to(x.dtype), max(1, count - new.size(-2)))
+        return torch.cat([kept.expand(*new.shape[:-2], -1, -1), new], -2)
 
     def discount(self, forget: float) -> PseudoObservations:
         r"""The past with its likelihood raised to the power ``forget``.
@@ -143,7 +174,7 @@ class PosteriorSummary(nn.Module):
         """Take the sizes of what is loaded; the default would insist on its own."""
         for name, buffer in list(self.named_buffers(recurse=False)):
             value = state_dict.get(prefix + name)
-            if value is None or value.shape == buffer.shape:
+            if value is None:
                 continue
             if value.ndim != buffer.ndim:
                 raise ShapeError(
@@ -152,5 +183,14 @@ class PosteriorSummary(nn.Module):
                     "different batch shapes. Build the model with the batch_shape "
                     "of the saved one."
                 )
+            # Also where the sizes agree: caches know their buffers by identity.
             setattr(self, name, buffer.new_empty(value.shape))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _thin(x: Tensor, count: int) -> Tensor:
+    """At most ``count`` rows, evenly spread."""
+    if x.size(-2) <= count:
+        return x
+    rows = torch.linspace(0, x.size(-2) - 1, count, device=x.device).round().long()
+    return x[..., rows, :]

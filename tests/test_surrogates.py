@@ -1,0 +1,1067 @@
+"""Surrogates against real BoTorch: agreement, acquisition functions, transforms."""
+
+import importlib
+import pickle
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+from botorch.acquisition import (
+    LogExpectedImprovement,
+    PosteriorMean,
+    qKnowledgeGradient,
+    qLogExpectedImprovement,
+    qLogNoisyExpectedImprovement,
+    qMultiStepLookahead,
+    qUpperConfidenceBound,
+)
+from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
+from botorch.acquisition.joint_entropy_search import qJointEntropySearch
+from botorch.acquisition.max_value_entropy_search import (
+    qLowerBoundMaxValueEntropy,
+    qMaxValueEntropy,
+)
+from botorch.acquisition.multi_objective.logei import (
+    qLogExpectedHypervolumeImprovement,
+    qLogNoisyExpectedHypervolumeImprovement,
+)
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from botorch.acquisition.thompson_sampling import PathwiseThompsonSampling
+from botorch.acquisition.utils import get_optimal_samples
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
+from botorch.exceptions.warnings import InputDataWarning
+from botorch.fit import fit_gpytorch_mll
+from botorch.generation import MaxPosteriorSampling
+from botorch.models import ModelListGP, SingleTaskGP
+from botorch.models.transforms import Log, Normalize, Standardize
+from botorch.optim import optimize_acqf
+from botorch.posteriors import GPyTorchPosterior
+from botorch.sampling import IIDNormalSampler, SobolQMCNormalSampler
+from botorch.sampling.pathwise import draw_matheron_paths
+from botorch.utils.datasets import SupervisedDataset
+from botorch.utils.multi_objective.box_decompositions import (
+    FastNondominatedPartitioning,
+)
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
+from torch import Tensor
+
+from torch_ssgp import functional as F
+from torch_ssgp.exceptions import MissingDependencyError
+from torch_ssgp.surrogates import SingleTaskStreamingGP
+
+BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+TOLERANCE = 1e-5
+
+
+def outcomes(X: Tensor, m: int = 1) -> Tensor:
+    """A smooth function with noise, ``(..., n, m)``; outputs of unlike scale."""
+    clean = [(2 + 3 * i) * torch.sin((3 + i) * X).sum(-1) + 4 * i for i in range(m)]
+    Y = torch.stack(clean, -1)
+    return Y + 0.05 * torch.randn(Y.shape, dtype=X.dtype)
+
+
+def inputs(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.rand(*shape, 2, dtype=dtype)
+
+
+def data(
+    n: int = 12,
+    m: int = 1,
+    batch: tuple[int, ...] = (),
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor]:
+    X = inputs(*batch, n, dtype=dtype)
+    return X, outcomes(X, m)
+
+
+def pair(
+    n: int = 12, m: int = 1, batch: tuple[int, ...] = (), noisy: bool = False
+) -> tuple[SingleTaskGP, SingleTaskStreamingGP, Tensor | None]:
+    """An exact and a streaming model with the same data and hyperparameters."""
+    X, Y = data(n, m, batch)
+    Yvar = 0.01 + 0.02 * torch.rand_like(Y) if noisy else None
+    exact, ours = SingleTaskGP(X, Y, Yvar), SingleTaskStreamingGP(X, Y, Yvar)
+    with torch.no_grad():
+        for name, parameter in exact.named_parameters():
+            if "lengthscale" in name:
+                parameter.copy_(0.2 + 0.3 * torch.rand_like(parameter))
+            elif "noise" in name:
+                parameter.copy_(0.002 + 0.01 * torch.rand_like(parameter))
+            else:
+                parameter.copy_(torch.randn_like(parameter))
+    copy_hyperparameters(exact, ours)
+    exact.eval()
+    return exact, ours, Yvar
+
+
+def copy_hyperparameters(
+    source: SingleTaskGP | SingleTaskStreamingGP, target: SingleTaskStreamingGP
+) -> None:
+    if isinstance(source, SingleTaskStreamingGP):
+        source = source.model
+    parameters = dict(source.named_parameters())
+    ours = dict(target.model.named_parameters())
+    assert set(parameters) == set(ours)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            ours[name].copy_(parameter)
+
+
+def assert_same_posterior(
+    a: GPyTorchPosterior, b: GPyTorchPosterior, tolerance: float = TOLERANCE
+) -> None:
+    torch.testing.assert_close(a.mean, b.mean, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        a.distribution.covariance_matrix,
+        b.distribution.covariance_matrix,
+        rtol=tolerance,
+        atol=tolerance,
+    )
+
+
+def sampler(num: int, seed: int = 0) -> SobolQMCNormalSampler:
+    return SobolQMCNormalSampler(torch.Size([num]), seed=seed)
+
+
+# -- agreement with the exact model ---------------------------------------------------
+
+KINDS = [
+    (m, batch, noisy) for m in (1, 2) for batch in ((), (2,)) for noisy in (False, True)
+]
+
+
+@pytest.mark.parametrize(("m", "batch", "noisy"), KINDS)
+def test_posterior_is_that_of_the_exact_model(
+    m: int, batch: tuple[int, ...], noisy: bool
+) -> None:
+    exact, ours, _ = pair(m=m, batch=batch, noisy=noisy)
+    for t_batch in ((), (3,)):
+        X = inputs(*t_batch, *batch, 4)
+        assert_same_posterior(ours.posterior(X), exact.posterior(X))
+        assert_same_posterior(
+            ours.posterior(X, observation_noise=True),
+            exact.posterior(X, observation_noise=True),
+        )
+        noise = torch.rand(*t_batch, *batch, 4, m, dtype=torch.float64)
+        assert_same_posterior(
+            ours.posterior(X, observation_noise=noise),
+            exact.posterior(X, observation_noise=noise),
+        )
+
+
+@pytest.mark.parametrize(("m", "batch", "noisy"), KINDS)
+def test_conditioning_is_that_of_the_exact_model(
+    m: int, batch: tuple[int, ...], noisy: bool
+) -> None:
+    exact, ours, _ = pair(m=m, batch=batch, noisy=noisy)
+    X, Y = data(3, m, batch)
+    noise = {"noise": torch.full_like(Y, 0.02)} if noisy else {}
+    exact.posterior(X)
+    exact_new = exact.condition_on_observations(X, Y, **noise)
+    ours_new = ours.condition_on_observations(X, Y, **noise)
+    test_X = inputs(*batch, 5)
+    assert ours_new.batch_shape == exact_new.batch_shape
+    assert_same_posterior(ours_new.posterior(test_X), exact_new.posterior(test_X))
+
+
+@pytest.mark.parametrize(("m", "batch", "noisy"), KINDS)
+def test_fantasies_are_those_of_the_exact_model(
+    m: int, batch: tuple[int, ...], noisy: bool
+) -> None:
+    exact, ours, _ = pair(m=m, batch=batch, noisy=noisy)
+    X = inputs(5, *batch, 2)
+    exact_new = exact.fantasize(X, sampler(4))
+    ours_new = ours.fantasize(X, sampler(4))
+    assert type(ours_new) is SingleTaskStreamingGP
+    assert ours_new.batch_shape == exact_new.batch_shape == (4, 5, *batch)
+    test_X = inputs(4, 5, *batch, 3)
+    assert_same_posterior(ours_new.posterior(test_X), exact_new.posterior(test_X))
+
+
+def test_fit_finds_the_hyperparameters_of_the_exact_fit() -> None:
+    X, Y = data(25)
+    exact, ours = SingleTaskGP(X, Y), SingleTaskStreamingGP(X, Y)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(exact.likelihood, exact))
+    mll = ExactMarginalLogLikelihood(ours.likelihood, ours)
+    assert fit_gpytorch_mll(mll) is mll
+    assert not mll.training
+    torch.testing.assert_close(
+        ours.covar_module.lengthscale,
+        exact.covar_module.lengthscale,
+        rtol=0.03,
+        atol=0.0,
+    )
+    test_X = inputs(50)
+    torch.testing.assert_close(
+        ours.posterior(test_X).mean,
+        exact.posterior(test_X).mean,
+        rtol=0.0,
+        atol=0.02 * float(Y.std()),
+    )
+
+
+def test_streamed_fit_finds_the_hyperparameters_of_the_exact_fit() -> None:
+    X, Y = data(40)
+    exact = SingleTaskGP(X, Y)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(exact.likelihood, exact))
+    ours = SingleTaskStreamingGP(X[:10], Y[:10])
+    ours.fit()
+    for rows in torch.arange(10, 40).split(10):
+        ours.update(X[rows], Y[rows], restandardize=True, num_steps=200)
+    torch.testing.assert_close(
+        ours.covar_module.lengthscale,
+        exact.covar_module.lengthscale,
+        rtol=0.05,
+        atol=0.0,
+    )
+
+
+# -- conditioning ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("add", [False, True])
+def test_conditioning_equals_an_update_in_closed_form(
+    m: int, noisy: bool, add: bool
+) -> None:
+    _, ours, Yvar = pair(m=m, noisy=noisy)
+    X, Y = data(4, m)
+    noise = None if Yvar is None else torch.full_like(Y, 0.03)
+    before = deepcopy(ours)
+    transformed = (
+        None if noise is None else noise / ours.outcome_transform.stdvs.square()
+    )
+    new = ours.condition_on_observations(
+        X, Y, noise=transformed, add_inducing_points=add
+    )
+    z = ours.inducing_points
+    z = z[0] if m > 1 else z
+    updated = deepcopy(ours)
+    updated.update(
+        X, Y, noise, num_steps=0, inducing_points=torch.cat([z, X]) if add else z
+    )
+    test_X = inputs(6)
+    assert_same_posterior(new.posterior(test_X), updated.posterior(test_X), 1e-7)
+    size = z.size(-2)
+    assert new.inducing_points.size(-2) == (size + 4 if add else size)
+    # The original is untouched.
+    assert_same_posterior(before.posterior(test_X), ours.posterior(test_X), 0.0)
+
+
+def test_conditioning_one_by_one_equals_conditioning_at_once() -> None:
+    _, ours, _ = pair(m=2)
+    X, Y = data(4, 2)
+    at_once = ours.condition_on_observations(X, Y)
+    one_by_one = ours
+    for i in range(4):
+        one_by_one = one_by_one.condition_on_observations(X[i : i + 1], Y[i : i + 1])
+    test_X = inputs(6)
+    assert_same_posterior(at_once.posterior(test_X), one_by_one.posterior(test_X), 1e-7)
+
+
+def test_batched_fantasies_equal_a_loop() -> None:
+    _, ours, _ = pair()
+    X, Y = inputs(5, 2), torch.randn(16, 5, 2, 1, dtype=torch.float64)
+    batched = ours.condition_on_observations(X, Y)
+    assert batched.batch_shape == (16, 5)
+    # Fantasies at the same inputs share their inducing points and factors.
+    assert batched.inducing_points.shape[:-2] == (5,)
+    test_X = inputs(3)
+    mean = batched.posterior(test_X).mean
+    variance = batched.posterior(test_X).variance
+    for i in (0, 7, 15):
+        for j in (0, 4):
+            single = ours.condition_on_observations(X[j], Y[i, j]).posterior(test_X)
+            torch.testing.assert_close(mean[i, j], single.mean)
+            torch.testing.assert_close(variance[i, j], single.variance)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_conditioning_on_batches_equals_conditioning_on_each(shared: bool) -> None:
+    _, ours, _ = pair(m=2)
+    X = inputs(3) if shared else inputs(2, 3)
+    Y = outcomes(inputs(2, 3), 2)
+    batched = ours.condition_on_observations(X, Y)
+    each = [
+        ours.condition_on_observations(X if shared else X[i], Y[i]) for i in range(2)
+    ]
+    for test_X in (inputs(4), inputs(2, 4), inputs(3, 1, 4)):
+        posterior = batched.posterior(test_X)
+        test_X = test_X.expand(*posterior.mean.shape[:-1], 2)
+        for i in range(2):
+            expected = each[i].posterior(test_X[..., i, :, :])
+            torch.testing.assert_close(posterior.mean[..., i, :, :], expected.mean)
+            torch.testing.assert_close(
+                posterior.variance[..., i, :, :], expected.variance
+            )
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_conditioning_has_the_gradients_of_finite_differences(add: bool) -> None:
+    _, ours, _ = pair(n=6)
+    X, Y = data(2)
+    test_X = inputs(2)
+
+    def predict(X: Tensor, Y: Tensor) -> Tensor:
+        new = ours.condition_on_observations(X, Y, add_inducing_points=add)
+        posterior = new.posterior(test_X)
+        return torch.cat([posterior.mean, posterior.variance])
+
+    arguments = (X.requires_grad_(), Y.requires_grad_())
+    assert torch.autograd.gradcheck(predict, arguments, atol=1e-4)
+
+
+def test_fantasies_of_fantasies_stack_their_batches() -> None:
+    _, ours, _ = pair()
+    first = ours.fantasize(inputs(5, 1), sampler(3))
+    second = first.fantasize(inputs(3, 5, 1), sampler(2))
+    assert second.batch_shape == (2, 3, 5)
+    assert second.posterior(inputs(2, 3, 5, 4)).mean.shape == (2, 3, 5, 4, 1)
+
+
+def test_fantasizing_nothing_changes_nothing() -> None:
+    _, ours, _ = pair()
+    new = ours.fantasize(inputs(0), sampler(3))
+    test_X = inputs(4)
+    posterior, expected = new.posterior(test_X), ours.posterior(test_X)
+    assert posterior.mean.shape == (3, 4, 1)
+    torch.testing.assert_close(posterior.mean, expected.mean.expand(3, 4, 1))
+    torch.testing.assert_close(posterior.variance, expected.variance.expand(3, 4, 1))
+
+
+def test_fantasies_see_inputs_through_the_input_transform() -> None:
+    X, Y = data()
+    X = 7 * X - 3
+    ours = SingleTaskStreamingGP(X, Y, input_transform=Normalize(d=2))
+    new = ours.fantasize(X[:2], sampler(1))
+    added = new.inducing_points[..., -2:, :]
+    torch.testing.assert_close(added.squeeze(0), ours.input_transform(X[:2]))
+
+
+def test_variance_of_fantasies_does_not_depend_on_the_fantasy() -> None:
+    _, ours, _ = pair()
+    variance = ours.fantasize(inputs(1), sampler(3)).posterior(inputs(4)).variance
+    torch.testing.assert_close(variance, variance[:1].expand_as(variance))
+
+
+# -- what BoTorch's own tests ask of a model ------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("transforms", [False, True])
+def test_posteriors_have_the_shapes_of_botorch(
+    dtype: torch.dtype, m: int, batch: tuple[int, ...], transforms: bool
+) -> None:
+    X, Y = data(8, m, batch, dtype)
+    if not transforms:
+        Y = (Y - Y.mean(-2, keepdim=True)) / Y.std(-2, keepdim=True)
+    batch_shape = torch.Size(batch)
+    ours = SingleTaskStreamingGP(
+        X,
+        Y,
+        outcome_transform=(
+            Standardize(m=m, batch_shape=batch_shape) if transforms else None
+        ),
+        input_transform=(
+            Normalize(d=2, batch_shape=batch_shape) if transforms else None
+        ),
+    )
+    assert ours.num_outputs == m
+    assert ours.batch_shape == batch_shape
+    assert hasattr(ours, "outcome_transform") == transforms
+    assert hasattr(ours, "input_transform") == transforms
+    assert isinstance(ours.mean_module, ConstantMean)
+    for t_batch in ((), (2,), (4, 2)):
+        shape = torch.broadcast_shapes(t_batch, batch)
+        test_X = inputs(*t_batch, 3, dtype=dtype)
+        posterior = ours.posterior(test_X)
+        assert isinstance(posterior, GPyTorchPosterior)
+        assert posterior.mean.shape == posterior.variance.shape == (*shape, 3, m)
+        assert posterior.mean.dtype == dtype
+        assert posterior.rsample(torch.Size([2])).shape == (2, *shape, 3, m)
+        noise = torch.full((3, m), 0.3, dtype=dtype)
+        noisy = ours.posterior(test_X, observation_noise=noise).variance
+        scale = ours.outcome_transform.stdvs.square() if transforms else 1.0
+        torch.testing.assert_close(
+            noisy, posterior.variance + 0.3 * scale, rtol=1e-3, atol=1e-4
+        )
+        learned = ours.posterior(test_X, observation_noise=True).variance
+        sigma2 = (
+            ours.likelihood.noise.unsqueeze(-1)
+            if m == 1
+            else (ours.likelihood.noise.mT)
+        )
+        torch.testing.assert_close(
+            learned, posterior.variance + sigma2 * scale, rtol=1e-3, atol=1e-4
+        )
+
+
+def test_posterior_transform_is_applied() -> None:
+    _, ours, _ = pair(m=2)
+    X = inputs(3)
+    weights = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    scalar = ours.posterior(
+        X, posterior_transform=ScalarizedPosteriorTransform(weights)
+    )
+    torch.testing.assert_close(
+        scalar.mean, ours.posterior(X).mean @ weights.unsqueeze(-1)
+    )
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("chosen", [[0], [1], [1, 2], [-1, 0], [0, 1, 2]])
+def test_subset_output_equals_the_sliced_posterior(
+    batch: tuple[int, ...], noisy: bool, chosen: list[int]
+) -> None:
+    _, ours, _ = pair(m=3, batch=batch, noisy=noisy)
+    part = ours.subset_output(chosen)
+    test_X = inputs(*batch, 4)
+    for noise in (False, True):
+        whole = ours.posterior(test_X, observation_noise=noise)
+        for posterior in (
+            part.posterior(test_X, observation_noise=noise),
+            ours.posterior(test_X, output_indices=chosen, observation_noise=noise),
+        ):
+            torch.testing.assert_close(posterior.mean, whole.mean[..., chosen])
+            torch.testing.assert_close(posterior.variance, whole.variance[..., chosen])
+    assert part.num_outputs == len(chosen)
+    assert part.batch_shape == torch.Size(batch)
+    # A copy: it learns on its own.
+    X, Y = data(2, 3, batch)
+    Yvar = torch.full_like(Y, 0.01) if noisy else None
+    before = ours.posterior(test_X).mean
+    part.update(
+        X,
+        Y[..., chosen],
+        None if Yvar is None else Yvar[..., chosen],
+        num_steps=2,
+    )
+    torch.testing.assert_close(ours.posterior(test_X).mean, before, rtol=0, atol=0)
+
+
+def test_subset_output_of_a_fantasy() -> None:
+    _, ours, _ = pair(m=2)
+    fantasy = ours.fantasize(inputs(5, 1), sampler(3))
+    test_X = inputs(3, 5, 4)
+    torch.testing.assert_close(
+        fantasy.subset_output([1]).posterior(test_X).mean,
+        fantasy.posterior(test_X).mean[..., 1:],
+    )
+
+
+def test_construct_inputs_returns_the_data() -> None:
+    X, Y = data()
+    Yvar = torch.full_like(Y, 0.1)
+    dataset = SupervisedDataset(
+        X, Y, Yvar=Yvar, feature_names=["a", "b"], outcome_names=["y"]
+    )
+    arguments = SingleTaskStreamingGP.construct_inputs(dataset)
+    assert arguments["train_X"] is X or torch.equal(arguments["train_X"], X)
+    assert torch.equal(arguments["train_Y"], Y)
+    assert torch.equal(arguments["train_Yvar"], Yvar)
+    arguments = SingleTaskStreamingGP.construct_inputs(dataset, num_inducing=7)
+    assert SingleTaskStreamingGP(**arguments).inducing_points.size(-2) == 7
+
+
+def test_custom_modules_are_kept() -> None:
+    X, Y = data()
+    kernel, mean = ScaleKernel(MaternKernel(ard_num_dims=2)), ConstantMean()
+    ours = SingleTaskStreamingGP(X, Y, covar_module=kernel, mean_module=mean)
+    assert ours.covar_module is kernel
+    assert ours.mean_module is mean
+
+
+def test_duplicate_inputs_need_no_more_inducing_points() -> None:
+    X, Y = data(5)
+    ours = SingleTaskStreamingGP(X.repeat(3, 1), Y.repeat(3, 1))
+    assert ours.inducing_points.size(-2) == 5
+    assert torch.isfinite(ours.posterior(X).variance).all()
+
+
+def test_deepcopy_pickle_and_state_dict_keep_the_posterior() -> None:
+    _, ours, _ = pair(m=2)
+    X, Y = data(3, 2)
+    test_X = inputs(4)
+    ours.posterior(test_X)
+    ours.update(X, Y, num_steps=3)
+    expected = ours.posterior(test_X)
+    loaded = SingleTaskStreamingGP(*data(5, 2))
+    loaded.posterior(test_X)
+    loaded.load_state_dict(ours.state_dict())
+    for copy in (deepcopy(ours), pickle.loads(pickle.dumps(ours)), loaded):
+        assert_same_posterior(copy.posterior(test_X), expected, 0.0)
+        copy.update(X, Y, num_steps=0)
+    with pytest.raises(UnsupportedError, match="no newest data"):
+        loaded.load_state_dict(ours.state_dict())
+        loaded.fit()
+
+
+def test_loading_a_state_of_the_same_size_is_seen_at_once() -> None:
+    a, b = (SingleTaskStreamingGP(*data()) for _ in range(2))
+    X = inputs(4)
+    a.posterior(X), b.posterior(X)
+    b.load_state_dict(a.state_dict())
+    assert_same_posterior(a.posterior(X), b.posterior(X), 0.0)
+
+
+def test_average_of_known_noise_survives_a_state_dict() -> None:
+    X, Y = data()
+    first, later = torch.full_like(Y, 0.1), torch.full_like(Y, 0.4)
+    ours = SingleTaskStreamingGP(
+        X, Y, first, outcome_transform=None, covar_module=(MaternKernel())
+    )
+    ours.update(X + 0.01, Y, later, num_steps=0)
+    torch.testing.assert_close(
+        ours.likelihood.noise, torch.full_like(ours.likelihood.noise, 0.25)
+    )
+    other = SingleTaskStreamingGP(
+        X, Y, first, outcome_transform=None, covar_module=MaternKernel()
+    )
+    other.load_state_dict(ours.state_dict())
+    assert torch.equal(other.likelihood.noise, ours.likelihood.noise)
+
+
+# -- acquisition functions ------------------------------------------------------------
+
+
+def fitted(m: int = 1, **options: object) -> SingleTaskStreamingGP:
+    X, Y = data(12, m)
+    ours = SingleTaskStreamingGP(X, Y, num_inducing=10, **options)
+    ours.fit(num_steps=20)
+    ours.update(*data(2, m), num_steps=5)
+    return ours
+
+
+def pending(q: int = 2) -> Tensor:
+    return torch.linspace(0.1, 0.9, q, dtype=torch.float64).unsqueeze(-1).expand(q, 2)
+
+
+def joint_entropy(model: SingleTaskStreamingGP) -> qJointEntropySearch:
+    optimal_X, optimal_Y = get_optimal_samples(
+        model, BOUNDS, num_optima=3, raw_samples=16, num_restarts=2
+    )
+    return qJointEntropySearch(model, optimal_X, optimal_Y, X_pending=pending())
+
+
+# Name, number of outputs, q, and how it is made.
+ACQUISITIONS: list[tuple[str, int, int, Callable]] = [
+    ("LogEI", 1, 1, lambda model: LogExpectedImprovement(model, best_f=1.0)),
+    (
+        "qLogEI",
+        1,
+        2,
+        lambda model: qLogExpectedImprovement(model, 1.0, sampler=sampler(8)),
+    ),
+    (
+        "qLogNEI",
+        1,
+        2,
+        lambda model: qLogNoisyExpectedImprovement(
+            model, X_baseline=inputs(6), sampler=sampler(8)
+        ),
+    ),
+    (
+        "qUCB",
+        1,
+        2,
+        lambda model: qUpperConfidenceBound(model, beta=0.2, sampler=sampler(8)),
+    ),
+    ("qKG", 1, 2 + 4, lambda model: qKnowledgeGradient(model, num_fantasies=4)),
+    ("qMES", 1, 1, lambda model: qMaxValueEntropy(model, inputs(50), num_fantasies=2)),
+    (
+        "qMES with pending points",
+        1,
+        1,
+        lambda model: qMaxValueEntropy(
+            model, inputs(50), num_fantasies=2, X_pending=pending()
+        ),
+    ),
+    ("GIBBON", 1, 1, lambda model: qLowerBoundMaxValueEntropy(model, inputs(50))),
+    (
+        "GIBBON with pending points",
+        1,
+        1,
+        lambda model: qLowerBoundMaxValueEntropy(
+            model, inputs(50), X_pending=pending()
+        ),
+    ),
+    (
+        "qNIPV",
+        1,
+        2,
+        lambda model: qNegIntegratedPosteriorVariance(model, mc_points=inputs(20)),
+    ),
+    (
+        "qMultiStepLookahead",
+        1,
+        1 + 2 + 2 * 2,
+        lambda model: qMultiStepLookahead(
+            model, batch_sizes=[1, 1], num_fantasies=[2, 2]
+        ),
+    ),
+    ("JES with pending points", 1, 1, joint_entropy),
+    (
+        "qLogEHVI",
+        2,
+        2,
+        lambda model: qLogExpectedHypervolumeImprovement(
+            model,
+            ref_point=[0.0, 0.0],
+            partitioning=FastNondominatedPartitioning(
+                torch.zeros(2, dtype=torch.float64), outcomes(inputs(6), 2)
+            ),
+            sampler=sampler(8),
+        ),
+    ),
+    (
+        "qLogNEHVI",
+        2,
+        1,
+        lambda model: qLogNoisyExpectedHypervolumeImprovement(
+            model,
+            ref_point=[0.0, 0.0],
+            X_baseline=inputs(5),
+            sampler=sampler(8),
+            prune_baseline=True,
+        ),
+    ),
+    ("PathwiseTS", 1, 2, lambda model: PathwiseThompsonSampling(model)),
+]
+
+
+# linear_operator 0.6.1 slices the covariance of several outputs by a sparse matrix,
+# for SingleTaskGP as for ours.
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+@pytest.mark.parametrize(
+    ("m", "q", "make"),
+    [case[1:] for case in ACQUISITIONS],
+    ids=[case[0] for case in ACQUISITIONS],
+)
+@pytest.mark.parametrize("transforms", [False, True])
+def test_acquisition_functions_have_finite_values_and_gradients(
+    m: int, q: int, make: Callable, transforms: bool
+) -> None:
+    options = {"input_transform": Normalize(d=2, bounds=BOUNDS)} if transforms else {}
+    model = fitted(m, **options)
+    acquisition = make(model)
+    X = inputs(3, q).requires_grad_()
+    value = acquisition(X)
+    assert value.shape == (3,)
+    assert torch.isfinite(value).all()
+    (gradient,) = torch.autograd.grad(value.sum(), X)
+    assert torch.isfinite(gradient).all()
+    assert (gradient != 0).any()
+    # A second graph through the same model.
+    torch.autograd.grad(acquisition(X).sum(), X)
+    if transforms:
+        return
+    candidate, best = optimize_acqf(
+        acquisition,
+        bounds=BOUNDS,
+        q=q if "KnowledgeGradient" not in type(acquisition).__name__ else 2,
+        num_restarts=2,
+        raw_samples=4,
+        options={"maxiter": 3},
+    )
+    assert torch.isfinite(candidate).all()
+    assert torch.isfinite(best)
+
+
+EXACT = ["LogEI", "qLogEI", "qLogNEI", "qUCB", "qKG", "qNIPV", "qMultiStepLookahead"]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_acquisition_values_are_those_of_the_exact_model(name: str) -> None:
+    exact, ours, _ = pair()
+    q, make = next(case[2:] for case in ACQUISITIONS if case[0] == name)
+    X = inputs(3, q)
+    values = []
+    for model in (exact, ours):
+        torch.manual_seed(1)
+        values.append(make(model)(X))
+    torch.testing.assert_close(values[0], values[1], rtol=1e-4, atol=1e-4)
+
+
+def test_max_posterior_sampling_picks_candidates() -> None:
+    model, X = fitted(), inputs(30)
+    chosen = MaxPosteriorSampling(model, replacement=False)(X, num_samples=4)
+    assert chosen.shape == (4, 2)
+    assert (chosen.unsqueeze(1) == X).all(-1).any(-1).all()
+
+
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("kind", ["plain", "transformed", "conditioned", "noisy"])
+def test_sample_paths_have_the_moments_of_the_posterior(m: int, kind: str) -> None:
+    X, Y = data(10, m)
+    Yvar = torch.full_like(Y, 0.01) if kind == "noisy" else None
+    transform = Normalize(d=2) if kind == "transformed" else None
+    model = SingleTaskStreamingGP(X, Y, Yvar, num_inducing=8, input_transform=transform)
+    if kind == "conditioned":
+        model = model.condition_on_observations(*data(2, m))
+    paths = draw_matheron_paths(model, torch.Size([2000]))
+    test_X = inputs(6)
+    samples = paths(test_X.unsqueeze(0) if m > 1 else test_X)
+    samples = samples.mT if m > 1 else samples.unsqueeze(-1)
+    posterior = model.posterior(test_X)
+    spread = Y.std(0)
+    assert samples.shape == (2000, 6, m)
+    error = (samples.mean(0) - posterior.mean).abs() / spread
+    assert float(error.max()) < 0.05
+    error = (samples.std(0) - posterior.variance.sqrt()).abs() / spread
+    assert float(error.max()) < 0.05
+
+
+def test_model_list_of_streaming_models() -> None:
+    X, Y = data(10, 2)
+    models = [
+        SingleTaskStreamingGP(X, Y[:, i : i + 1], input_transform=Normalize(d=2))
+        for i in range(2)
+    ]
+    model = ModelListGP(*models)
+    fit_gpytorch_mll(
+        SumMarginalLogLikelihood(model.likelihood, model),
+        optimizer_kwargs={"num_steps": 5},
+    )
+    test_X = inputs(4)
+    posterior = model.posterior(test_X)
+    torch.testing.assert_close(
+        posterior.mean, torch.cat([m.posterior(test_X).mean for m in models], -1)
+    )
+    fantasy = model.fantasize(inputs(3, 1), sampler(2))
+    assert fantasy.posterior(inputs(2, 3, 4)).mean.shape == (2, 3, 4, 2)
+    new_X, new_Y = data(2, 2)
+    new = model.condition_on_observations([new_X, new_X], new_Y)
+    for i, submodel in enumerate(models):
+        expected = submodel.condition_on_observations(new_X, new_Y[:, i : i + 1])
+        torch.testing.assert_close(
+            new.posterior(test_X).mean[..., i].squeeze(),
+            expected.posterior(test_X).mean.squeeze(),
+        )
+    other = ModelListGP(
+        *(
+            SingleTaskStreamingGP(X, Y[:, :1], input_transform=(Normalize(d=2)))
+            for _ in range(2)
+        )
+    )
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other.posterior(test_X).mean, posterior.mean)
+    acquisition = qLogExpectedHypervolumeImprovement(
+        model,
+        ref_point=[0.0, 0.0],
+        partitioning=FastNondominatedPartitioning(
+            torch.zeros(2, dtype=torch.float64), Y
+        ),
+        sampler=sampler(8),
+    )
+    assert torch.isfinite(acquisition(inputs(3, 2))).all()
+    paths = draw_matheron_paths(model, torch.Size([3]))
+    assert [path.shape for path in paths(test_X)] == [(3, 4), (3, 4)]
+
+
+# -- transforms -----------------------------------------------------------------------
+
+
+def test_predictions_are_in_original_units() -> None:
+    X, Y = data(40)
+    X, Y = 50 * X - 10, 1000 * Y + 5000
+    ours = SingleTaskStreamingGP(X[:20], Y[:20], input_transform=Normalize(d=2))
+    ours.fit()
+    ours.update(X[20:], Y[20:])
+    error = (ours.posterior(X).mean - Y).abs().max()
+    assert float(error) < 0.1 * float(Y.std())
+    centre = X.mean(0, keepdim=True)
+    noise = ours.posterior(centre, observation_noise=True).variance
+    noise = noise - ours.posterior(centre).variance
+    # Outcomes have a noise of 0.05, in units of a thousandth.
+    assert 20 < float(noise.sqrt()) < 120
+
+
+def test_transforms_stay_frozen() -> None:
+    X, Y = data()
+    ours = SingleTaskStreamingGP(X, Y, input_transform=Normalize(d=2))
+    state = {
+        key: value.clone()
+        for key, value in ours.state_dict().items()
+        if "transform" in key
+    }
+    assert state
+    ours.train()
+    ours.update(3 * X, 100 * Y + 7, num_steps=2)
+    ours.fit(num_steps=2)
+    ours.posterior(5 * X)
+    for key, value in state.items():
+        assert torch.equal(ours.state_dict()[key], value)
+
+
+def test_a_far_batch_of_another_scale_leaves_earlier_predictions() -> None:
+    X, Y = data(15)
+    kernel = ScaleKernel(MaternKernel())
+    kernel.base_kernel.lengthscale = 0.1
+    likelihood = GaussianLikelihood(noise_constraint=GreaterThan(1e-8))
+    likelihood.noise = 0.01
+    ours = SingleTaskStreamingGP(X, Y, likelihood=likelihood, covar_module=kernel)
+    before = ours.posterior(X)
+    far = X + 50
+    ours.update(far, 30 * Y + 200, learn_hyperparameters=False, num_steps=0)
+    assert_same_posterior(ours.posterior(X), before, 1e-6)
+    # The new units do not change them either.
+    ours.restandardize()
+    assert_same_posterior(ours.posterior(X), before, 1e-6)
+    assert float(ours.outcome_transform.stdvs) > 10 * float(Y.std())
+
+
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_restandardizing_is_standardizing_all_data(
+    m: int, batch: tuple[int, ...], noisy: bool
+) -> None:
+    X, Y = data(20, m, batch)
+    Y[..., 10:, :] = 0.5 * Y[..., 10:, :] + 1
+    Yvar = 0.1 + 0.1 * torch.rand_like(Y) if noisy else None
+
+    def part(value: Tensor | None, rows: slice) -> Tensor | None:
+        return None if value is None else value[..., rows, :]
+
+    first, second = slice(0, 10), slice(10, 20)
+    ours = SingleTaskStreamingGP(X[..., first, :], Y[..., first, :], part(Yvar, first))
+    ours.update(X[..., second, :], Y[..., second, :], part(Yvar, second), num_steps=0)
+    ours.restandardize()
+    whole = SingleTaskGP(X, Y, Yvar)
+    torch.testing.assert_close(
+        ours.outcome_transform.means, whole.outcome_transform.means
+    )
+    torch.testing.assert_close(
+        ours.outcome_transform.stdvs, whole.outcome_transform.stdvs
+    )
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            parameter.copy_(dict(ours.model.named_parameters())[name])
+    whole.eval()
+    test_X = inputs(*batch, 5)
+    assert_same_posterior(ours.posterior(test_X), whole.posterior(test_X))
+    # The same in one call.
+    at_once = SingleTaskStreamingGP(
+        X[..., first, :], Y[..., first, :], part(Yvar, first)
+    )
+    at_once.update(
+        X[..., second, :],
+        Y[..., second, :],
+        part(Yvar, second),
+        num_steps=0,
+        restandardize=True,
+    )
+    assert_same_posterior(at_once.posterior(test_X), ours.posterior(test_X))
+
+
+def test_the_evidence_changes_with_the_units_by_their_jacobian() -> None:
+    X, Y = data(15)
+    kernel = ScaleKernel(MaternKernel())
+    ours = SingleTaskStreamingGP(X, Y, num_inducing=10, covar_module=kernel)
+    for form in ("shared", "sites"):
+        if form == "sites":
+            new_X, new_Y = data(2)
+            ours.update(new_X, new_Y, torch.full_like(new_Y, 0.05), num_steps=0)
+        before, n = ours.model.summary.log_evidence, float(ours.num_targets)
+        old = ours.outcome_transform.stdvs.clone()
+        ours.restandardize(torch.tensor(3.0), torch.tensor(1.5))
+        change = ours.model.summary.log_evidence - before
+        expected = -n * (old / 1.5).log().squeeze()
+        torch.testing.assert_close(change, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_fit_after_restandardizing_trains_on_the_newest_data_in_new_units() -> None:
+    X, Y = data(20)
+    Y[10:] = 4 * Y[10:]
+    stepwise = SingleTaskStreamingGP(X[:10], Y[:10])
+    stepwise.update(X[10:], Y[10:], num_steps=0)
+    stepwise.restandardize()
+    stepwise.fit(num_steps=10)
+    at_once = SingleTaskStreamingGP(X[:10], Y[:10])
+    at_once.update(X[10:], Y[10:], restandardize=True, num_steps=10)
+    assert_same_posterior(stepwise.posterior(X), at_once.posterior(X), 1e-5)
+
+
+def test_rescaled_rows_say_the_same_about_the_rescaled_function() -> None:
+    U, g = torch.randn(2, 4, 3).double(), torch.randn(2, 4).double()
+    past = F.PseudoObservations(U, g, torch.rand(2).double(), torch.tensor(9.0))
+    a = torch.randn(2, 3).double()
+    c, e = torch.tensor([0.5, 3.0]).double(), torch.tensor([2.0, -1.0]).double()
+    for shared in (True, False):
+        s = torch.tensor([0.3, 0.7]).double() if shared else torch.ones(2).double()
+        new_s = c.square() * s if shared else s
+
+        def log_density(past: F.PseudoObservations, a: Tensor, s: Tensor) -> Tensor:
+            misfit = F.squared_norm(past.g - F.matvec(past.U, a)) + past.rho
+            return -0.5 * past.n * s.log() - 0.5 * misfit / s
+
+        new = F.rescale(past, c, e, shared)
+        change = log_density(new, c[:, None] * a + e[:, None], new_s)
+        change = change - log_density(past, a, s)
+        torch.testing.assert_close(change, -past.n * c.log())
+
+
+def test_only_standardize_can_be_restandardized() -> None:
+    X, Y = data()
+    ours = SingleTaskStreamingGP(
+        X, Y.exp(), covar_module=MaternKernel(), outcome_transform=Log()
+    )
+    with pytest.raises(UnsupportedError, match="Log"):
+        ours.restandardize()
+
+
+def test_outcomes_may_be_logged() -> None:
+    X, Y = data()
+    ours = SingleTaskStreamingGP(
+        X, Y.exp(), covar_module=MaternKernel(), outcome_transform=Log()
+    )
+    ours.update(X[:2] + 0.1, Y[:2].exp(), num_steps=2)
+    assert (ours.posterior(X).rsample(torch.Size([3])) > 0).all()
+
+
+# -- errors ---------------------------------------------------------------------------
+
+
+def bad_calls() -> list[tuple[str, type[Exception], str, Callable]]:
+    X, Y = torch.rand(3, 2).double(), torch.rand(3, 1).double()
+    nan, inf = Y.clone(), Y.clone()
+    nan[1], inf[2] = torch.nan, torch.inf
+    shape, value = BotorchTensorDimensionError, InputDataError
+    return [
+        ("no output dimension", shape, "output dimension", lambda f: f(X, Y[:, 0])),
+        ("wrong d", shape, r"\(3, 1\)", lambda f: f(X[:, :1], Y)),
+        ("too many outputs", shape, "2 outputs", lambda f: f(X, Y.repeat(1, 2))),
+        ("unlike numbers of rows", shape, "rows", lambda f: f(X, Y[:2])),
+        ("NaN", value, "NaN", lambda f: f(X, nan)),
+        ("infinity", value, "infinite", lambda f: f(X, inf)),
+        ("negative noise", value, "above zero", lambda f: f(X, Y, -0.1 * Y - 0.1)),
+        ("zero noise", value, "above zero", lambda f: f(X, Y, 0 * Y)),
+        ("wrong dtype", value, "dtype", lambda f: f(X.float(), Y.float())),
+    ]
+
+
+@pytest.mark.parametrize("method", ["update", "condition_on_observations"])
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [case[1:] for case in bad_calls()],
+    ids=[case[0] for case in bad_calls()],
+)
+def test_bad_data_raise_errors_of_botorch_and_leave_the_model(
+    method: str, error: type[Exception], message: str, call: Callable
+) -> None:
+    _, ours, _ = pair()
+    before = {key: value.clone() for key, value in ours.state_dict().items()}
+    with pytest.raises(error, match=message):
+        call(getattr(ours, method))
+    after = ours.state_dict()
+    assert set(after) == set(before)
+    assert all(torch.equal(after[key], before[key]) for key in before)
+
+
+def test_a_failed_update_leaves_the_units_too() -> None:
+    _, ours, _ = pair()
+    before = {key: value.clone() for key, value in ours.state_dict().items()}
+    X, Y = data(3)
+
+    def stop(step: int, bound: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ours.update(X, 10 * Y, restandardize=True, callback=stop)
+    assert all(torch.equal(v, before[k]) for k, v in ours.state_dict().items())
+
+
+def test_bad_constructor_data_raise_errors_of_botorch() -> None:
+    X, Y = data()
+    with pytest.raises(BotorchTensorDimensionError, match="output dimension"):
+        SingleTaskStreamingGP(X, Y.squeeze(-1))
+    with pytest.raises(InputDataError, match="NaN"):
+        SingleTaskStreamingGP(X, Y * torch.nan)
+    with pytest.raises(InputDataError, match="above zero"):
+        SingleTaskStreamingGP(X, Y, -Y.square())
+    with pytest.raises(BotorchTensorDimensionError, match="Yvar"):
+        SingleTaskStreamingGP(X, Y, Y[:, 0])
+
+
+def test_unstandardized_outcomes_are_warned_about_as_in_botorch() -> None:
+    X, Y = data()
+    with pytest.warns(InputDataWarning, match="not standardized"):
+        SingleTaskStreamingGP(X, 100 * Y, outcome_transform=None)
+
+
+def test_known_noise_is_asked_for() -> None:
+    _, ours, _ = pair(noisy=True)
+    with pytest.raises(InputDataError, match="known noise"):
+        ours.update(*data(2))
+
+
+def test_posterior_at_wrong_inputs_raises_an_error_of_botorch() -> None:
+    _, ours, _ = pair()
+    with pytest.raises(BotorchTensorDimensionError, match=r"\(\.\.\., n, 2\)"):
+        ours.posterior(torch.rand(3, 5).double())
+    with pytest.raises(BotorchTensorDimensionError, match="output indices"):
+        ours.posterior(inputs(3), output_indices=[1])
+
+
+def test_fit_gpytorch_mll_names_the_options_it_takes() -> None:
+    _, ours, _ = pair()
+    mll = ExactMarginalLogLikelihood(ours.likelihood, ours)
+    with pytest.raises(UnsupportedError, match="num_steps"):
+        fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 3}})
+    with pytest.raises(UnsupportedError, match="closure"):
+        fit_gpytorch_mll(mll, closure=lambda: None)
+
+
+def test_missing_botorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["torch_ssgp.surrogates"]
+    for name in list(sys.modules):
+        if name == "botorch" or name.startswith("botorch."):
+            monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "torch_ssgp.surrogates")
+    with pytest.raises(MissingDependencyError, match=r"torch_ssgp\[botorch\]"):
+        importlib.import_module("torch_ssgp.surrogates")
+    sys.modules["torch_ssgp.surrogates"] = module
+
+
+# -- Bayesian optimisation ------------------------------------------------------------
+
+
+def test_optimisation_finds_the_maximum_with_fewer_inducing_points_than_data() -> None:
+    X = torch.linspace(0, 1, 4, dtype=torch.float64).unsqueeze(-1)
+
+    def objective(X: Tensor) -> Tensor:
+        return -(6 * X - 2).square() * torch.sin(12 * X - 4)
+
+    model = SingleTaskStreamingGP(X, objective(X), num_inducing=8)
+    model.fit()
+    for _ in range(10):
+        acquisition = LogExpectedImprovement(model, best_f=objective(X).max())
+        new, _ = optimize_acqf(
+            acquisition, BOUNDS[:, :1], q=1, num_restarts=2, raw_samples=32
+        )
+        model.update(new, objective(new), restandardize=True, num_steps=50)
+        X = torch.cat([X, new])
+    assert model.inducing_points.size(-2) == 8
+    # The maximum of the Forrester function.
+    assert float(objective(X).max()) > 6.0207 - 0.05
+
+
+def test_posterior_mean_of_a_fantasy_can_be_optimised() -> None:
+    _, ours, _ = pair()
+    fantasy = ours.fantasize(inputs(1), IIDNormalSampler(torch.Size([2]), seed=0))
+    value = PosteriorMean(fantasy)(inputs(2, 1))
+    assert torch.isfinite(value).all()

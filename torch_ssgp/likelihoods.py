@@ -1,0 +1,338 @@
+r"""What an update asks of a GPyTorch likelihood.
+
+Gaussian likelihoods have a noise (see :mod:`torch_ssgp.modules`). Of any other one only
+:math:`E_q \log p(y_i \mid f_i)` is needed, as a function of the marginal mean and
+variance of :math:`f_i`, and which targets it can explain at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    LikelihoodList,
+    SoftmaxLikelihood,
+    _GaussianLikelihoodBase,
+    _OneDimensionalLikelihood,
+)
+from gpytorch.means import ConstantMean, Mean, ZeroMean
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from torch_ssgp.exceptions import (
+    ArgumentError,
+    ShapeError,
+    SupportError,
+    UnsupportedLikelihoodError,
+)
+
+MIN_VARIANCE = 1e-10  # below this GPyTorch warns, and quadrature has nothing to do
+_TILT_ITERATIONS = 20
+_SEED = 0
+
+
+def is_gaussian(likelihood: Likelihood) -> bool:
+    """Whether the likelihood has a noise in closed form."""
+    return isinstance(likelihood, GaussianLikelihood | FixedNoiseGaussianLikelihood)
+
+
+def takes_labels(likelihood: Likelihood) -> bool:
+    """Whether targets are labels of classes."""
+    return isinstance(likelihood, BernoulliLikelihood | SoftmaxLikelihood)
+
+
+def couples_classes(likelihood: Likelihood) -> bool:
+    """Whether one target depends on all functions of the last batch dimension."""
+    return isinstance(likelihood, SoftmaxLikelihood)
+
+
+def check_likelihood(
+    likelihood: Likelihood, batch_shape: torch.Size, alpha: float
+) -> None:
+    """Raise unless a stream can be learned with this likelihood.
+
+    Args:
+        likelihood: What came.
+        batch_shape: Batch shape of the model.
+        alpha: Power of Power-EP.
+    """
+    name = type(likelihood).__name__
+    if is_gaussian(likelihood):
+        return
+    joint = isinstance(likelihood, _GaussianLikelihoodBase | LikelihoodList)
+    if joint or not (
+        isinstance(likelihood, Likelihood) and hasattr(likelihood, "expected_log_prob")
+    ):
+        raise UnsupportedLikelihoodError(
+            f"{name} cannot be used; expected a GPyTorch likelihood of one target per "
+            "point with expected_log_prob, such as GaussianLikelihood, "
+            "BernoulliLikelihood or SoftmaxLikelihood. For several outputs give the "
+            "model a batch_shape and use a likelihood with that batch_shape."
+        )
+    if alpha != 0:
+        raise UnsupportedLikelihoodError(
+            f"alpha is {alpha} with {name}; Power-EP is for Gaussian likelihoods. "
+            "Use alpha=0, the variational bound."
+        )
+    if couples_classes(likelihood):
+        num = likelihood.num_features
+        if tuple(batch_shape[-1:]) != (num,):
+            raise ShapeError(
+                f"batch_shape is {tuple(batch_shape)} with {name} of {num} latent "
+                f"functions; expected one function per class in its last dimension. "
+                f"Use batch_shape=torch.Size([{num}])."
+            )
+
+
+def default_mean(likelihood: Likelihood, batch_shape: torch.Size) -> Mean:
+    """A constant mean; for labels zero.
+
+    A mean learned from a batch of one class would explain that class, its data would
+    leave no trace in the summary, and the next class would undo what was learned.
+    """
+    if takes_labels(likelihood):
+        return ZeroMean(batch_shape=batch_shape)
+    return ConstantMean(batch_shape=batch_shape)
+
+
+def prepare_targets(
+    likelihood: Likelihood,
+    y: Tensor,
+    x: Tensor,
+    batch_shape: torch.Size,
+    names: tuple[str, str],
+) -> Tensor:
+    """Targets of a likelihood that is not Gaussian, in the dtype of the inputs.
+
+    Args:
+        likelihood: The likelihood.
+        y: ``(*batch, n)`` targets, or integer labels; for Softmax without the batch
+            dimension of the classes.
+        x: ``(*batch, n, d)`` inputs.
+        batch_shape: Batch shape of the model.
+        names: What to call inputs and targets in messages.
+
+    Returns:
+        ``(*batch, n)``; for Softmax, labels repeated over classes.
+    """
+    if isinstance(y, Tensor) and not (y.is_floating_point() or y.is_complex()):
+        y = y.to(x.dtype)
+    if not isinstance(y, Tensor) or y.dtype != x.dtype or not y.isfinite().all():
+        return y  # the general checks say what is wrong
+    if couples_classes(likelihood):
+        if y.shape[-1:] != x.shape[-2:-1]:
+            raise ShapeError(
+                f"{names[1]} has shape {tuple(y.shape)}; expected labels of shape "
+                f"{(*batch_shape[:-1], x.size(-2))} for {names[0]} of shape "
+                f"{tuple(x.shape)}."
+            )
+        check_support(likelihood, y, names[1])
+        return y.unsqueeze(-2).expand(*y.shape[:-1], batch_shape[-1], y.size(-1))
+    check_support(likelihood, y, names[1])
+    return y
+
+
+def check_support(likelihood: Likelihood, y: Tensor, name: str) -> None:
+    """Raise unless the likelihood gives every target a positive density.
+
+    Args:
+        likelihood: A likelihood other than Gaussian.
+        y: ``(*batch, n)`` targets; for classes that share data, without the dimension
+            of the classes.
+        name: What to call the targets in messages.
+    """
+    if couples_classes(likelihood):
+        num = likelihood.num_classes
+        good = (y >= 0) & (y < num) & (y == y.round())
+        expected = f"labels 0 to {num - 1}, as the likelihood has {num} classes"
+    else:
+        good, expected = _supported(likelihood, y)
+    if not bool(good.all()):
+        bad = y[~good]
+        raise SupportError(
+            f"{name} has {bad.numel()} of {y.numel()} values that "
+            f"{type(likelihood).__name__} cannot explain, such as {bad[0].item():g}; "
+            f"expected {expected}."
+        )
+
+
+@torch.no_grad()
+def _supported(likelihood: Likelihood, y: Tensor) -> tuple[Tensor, str]:
+    given_f = likelihood.forward(torch.zeros_like(y))
+    good = torch.ones_like(y, dtype=torch.bool)
+    expected = "values with a positive density"
+    support = getattr(type(given_f), "support", None)
+    if support is not None:
+        support = given_f.support
+        good = support.check(y).expand(y.shape)
+        expected = f"values of positive density in {support}"
+    inside = torch.where(good, y, y[good][:1] if bool(good.any()) else y)
+    if bool(good.any()):
+        good = good & torch.isfinite(given_f.log_prob(inside))
+    if isinstance(likelihood, BernoulliLikelihood):
+        expected = "labels 0 and 1. Use y.clamp_min(0) for labels -1 and 1"
+    return good, expected
+
+
+def check_no_noise(likelihood: Likelihood, noise: Tensor | None) -> None:
+    """Raise for noise variances of a likelihood that has none."""
+    if noise is not None and not is_gaussian(likelihood):
+        raise ArgumentError(
+            f"noise was given with {type(likelihood).__name__}; only Gaussian "
+            "likelihoods take noise variances. Leave noise out."
+        )
+
+
+def expected_log_prob(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    r"""Each function's share of :math:`E_q \log p(y_i \mid f_i)`.
+
+    One-dimensional likelihoods use quadrature, or whatever they define themselves.
+    Softmax uses :func:`softmax_bound`. Everything else is sampled by GPyTorch, with
+    the same base samples in every call, so that an inner loop sees one function.
+
+    Args:
+        likelihood: A likelihood.
+        y: ``(*batch, n)`` targets.
+        mean: ``(*batch, n)`` marginal means of the function.
+        variance: ``(*batch, n)`` marginal variances.
+
+    Returns:
+        ``(*batch, n)``. Classes that share data get equal shares: the sum over the
+        last batch dimension is the expectation.
+    """
+    # torch's distributions raise for NaN; here it has to travel on to the bound.
+    good = torch.isfinite(mean) & torch.isfinite(variance)
+    mean, variance = mean.where(good, 0.0), variance.where(good, 1.0)
+    log_prob = _expected_log_prob(likelihood, y, mean, variance.clamp_min(MIN_VARIANCE))
+    return log_prob.where(good, math.nan)
+
+
+def _expected_log_prob(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    if couples_classes(likelihood):
+        bound = softmax_bound(
+            y[..., 0, :].long(), mean.mT, variance.mT, likelihood.mixing_weights
+        )
+        return (bound.unsqueeze(-2) / mean.size(-2)).expand(mean.shape)
+    method = type(likelihood).expected_log_prob
+    if method is BernoulliLikelihood.expected_log_prob:
+        # GPyTorch's log_normal_cdf is accurate to six digits, and so is its slope.
+        return _quadrature(
+            likelihood,
+            lambda f: torch.special.log_ndtr(f * (2 * y - 1)),
+            mean,
+            variance,
+        )
+    if method is _OneDimensionalLikelihood.expected_log_prob:
+        return _quadrature(
+            likelihood, lambda f: likelihood.forward(f).log_prob(y), mean, variance
+        )
+    latent = MultivariateNormal(mean, DiagLinearOperator(variance))
+    if isinstance(likelihood, _OneDimensionalLikelihood):
+        return likelihood.expected_log_prob(y, latent)
+    devices = [mean.device] if mean.is_cuda else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(_SEED)
+        return likelihood.expected_log_prob(y, latent)
+
+
+def _quadrature(
+    likelihood: Likelihood,
+    log_prob: Callable[[Tensor], Tensor],
+    mean: Tensor,
+    variance: Tensor,
+) -> Tensor:
+    """Gauss-Hermite quadrature with nodes in full precision, GPyTorch's are float32."""
+    nodes, weights = _nodes(likelihood.quadrature.num_locs)
+    shape = (-1, *(1 for _ in mean.shape))
+    nodes = nodes.to(mean).view(shape)
+    weights = weights.to(mean).view(shape)
+    return (weights * log_prob(mean + variance.sqrt() * nodes)).sum(0)
+
+
+@lru_cache
+def _nodes(num: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for expectations under N(0, 1)."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(num)
+    weights = weights / weights.sum()
+    return torch.from_numpy(nodes), torch.from_numpy(weights)
+
+
+def softmax_bound(
+    labels: Tensor, mean: Tensor, variance: Tensor, weights: Tensor | None = None
+) -> Tensor:
+    r"""Lower bound of the expected log-softmax, without sampling.
+
+    With logits :math:`h = W f`, :math:`E h = \mu`, :math:`\mathrm{cov}\, h = \Sigma`,
+    and any vector :math:`a` (Knowles & Minka 2011, the tilted bound),
+
+    .. math::
+        E \log \sum_j e^{h_j} \le \tfrac12 a^\top \Sigma a
+            + \log \sum_j \exp(\mu_j + \tfrac12 \Sigma_{jj} - (\Sigma a)_j),
+
+    tightest at :math:`a = \mathrm{softmax}(\mu + \tfrac12 \mathrm{diag}\,\Sigma
+    - \Sigma a)`, where its derivatives with respect to means and variances are
+    those of a softmax with probabilities :math:`a`: precisions
+    :math:`a_j (1 - a_j)`, never negative. That is why it is preferred to samples.
+
+    Args:
+        labels: ``(*batch, n)`` integer labels.
+        mean: ``(*batch, n, k)`` means of the functions.
+        variance: ``(*batch, n, k)`` variances of the functions.
+        weights: ``(num_classes, k)``, :math:`W`; the identity if not given.
+
+    Returns:
+        ``(*batch, n)``.
+    """
+    if weights is None:
+        mu, diagonal = mean, variance
+    else:
+        mu, diagonal = mean @ weights.mT, variance @ weights.square().mT
+
+    def tilt(a: Tensor) -> Tensor:  # Sigma a
+        if weights is None:
+            return variance * a
+        return (variance * (a @ weights)) @ weights.mT
+
+    with torch.no_grad():
+        # The map turns around with a slope of at most diagonal / 2: damped, it settles.
+        damping = 1 / (1 + 0.25 * diagonal.amax(-1, keepdim=True))
+        a = torch.softmax(mu, -1)
+        for _ in range(_TILT_ITERATIONS):
+            fixed = torch.softmax(mu + 0.5 * diagonal - tilt(a), -1)
+            a = a + damping * (fixed - a)
+    tilted = tilt(a)
+    normaliser = (mu + 0.5 * diagonal - tilted).logsumexp(-1)
+    chosen = mu.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return chosen - normaliser - 0.5 * (a * tilted).sum(-1)
+
+
+def as_likelihood_input(
+    likelihood: Likelihood, latent: MultivariateNormal
+) -> MultivariateNormal:
+    """A latent distribution in the form that the likelihood's call takes.
+
+    Args:
+        likelihood: A likelihood.
+        latent: Latent posterior ``(*batch, n)``.
+
+    Returns:
+        For Softmax, a multitask distribution of ``n`` points and one task per
+        function, uncorrelated across points, as only marginals count; else ``latent``.
+    """
+    if not couples_classes(likelihood):
+        return latent
+    mean, variance = latent.mean.mT, latent.variance.mT
+    return MultitaskMultivariateNormal(mean, DiagLinearOperator(variance.flatten(-2)))

@@ -1,0 +1,169 @@
+r"""Hyperparameters to start from, for likelihoods that are not Gaussian.
+
+As in :mod:`torch_ssgp.initialization`, whatever a user set stays. The latent function
+is not observed, so its size is read off one Gaussian site per datum: pseudo-targets
+:math:`m + \partial_m \log p / |\partial_m^2 \log p|`, in the units of the function
+whatever the link.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import ConstantMean
+from torch import Tensor, nn
+
+from torch_ssgp.fit import NewData
+from torch_ssgp.initialization import _fit_shape, _set, _spread, _untouched
+from torch_ssgp.likelihoods import expected_log_prob, takes_labels
+from torch_ssgp.sites import SiteObjective
+
+# Lengthscales tried, as fractions of the diameter of the inputs; noise tried, as
+# fractions of the variance of the targets. The bound of a subset decides.
+LENGTHSCALES = (0.05, 0.15, 0.5)
+NOISES = (0.003, 0.03, 0.3)
+SUBSET = 100
+NEWTON_STEPS = 30
+
+
+@torch.no_grad()
+def initialize_sites(objective: SiteObjective) -> None:
+    """Set constant mean, scale, lengthscales and noise from the first batch.
+
+    Args:
+        objective: The bound of the first update; its modules are changed in place.
+    """
+    x, y = objective.data.x, objective.data.y
+    if y.size(-1) > SUBSET:
+        keep = torch.linspace(0, y.size(-1) - 1, SUBSET, device=y.device).long()
+        x, y = x[..., keep, :], y[..., keep]
+    mean, kernel, likelihood = objective.mean, objective.kernel, objective.likelihood
+    noise = _noise_module(likelihood)
+    variance = _robust_variance(y)
+    if noise is not None:
+        _set(noise, "raw_noise", 0.1 * variance.unsqueeze(-1))
+    level = torch.zeros_like(y[..., :1])
+    if not takes_labels(likelihood):
+        level = _constant(likelihood, y, start=noise is not None)
+        for module in mean.modules():
+            if isinstance(module, ConstantMean) and _untouched(module.raw_constant):
+                constant = _fit_shape(level.squeeze(-1), module.raw_constant)
+                module.raw_constant.copy_(constant)
+    # A noise of the targets means that they are the function plus noise.
+    has_noise = hasattr(likelihood, "raw_noise")
+    scale = variance if has_noise else _latent_variance(likelihood, y, level)
+    for module in kernel.modules():
+        if isinstance(module, ScaleKernel) and _untouched(module.raw_outputscale):
+            _set(module, "raw_outputscale", scale)
+    lengthscales = [
+        (k, _spread(k, "raw_lengthscale", x) * _num_dims(k, x) ** 0.5)
+        for k in kernel.modules()
+        if isinstance(k, Kernel) and k.has_lengthscale and _untouched(k.raw_lengthscale)
+    ]
+    if lengthscales or noise is not None:
+        _search(objective, x, y, lengthscales, noise, variance)
+
+
+def _search(
+    objective: SiteObjective,
+    x: Tensor,
+    y: Tensor,
+    lengthscales: list[tuple[Kernel, Tensor]],
+    noise: nn.Module | None,
+    variance: Tensor,
+) -> None:
+    """Take the pair of lengthscale and noise with the largest bound, per stream."""
+    fractions = LENGTHSCALES if lengthscales else (1.0,)
+    levels = NOISES if noise is not None else (1.0,)
+    grid = list(itertools.product(fractions, levels))
+    scores = []
+    for fraction, level in grid:
+        for base, spread in lengthscales:
+            _set(base, "raw_lengthscale", fraction * spread)
+        if noise is not None:
+            _set(noise, "raw_noise", level * variance.unsqueeze(-1))
+        trial = SiteObjective(
+            objective.mean,
+            objective.kernel,
+            objective.likelihood,
+            NewData(x, y, None),
+            objective.z_a,
+            objective.past,
+            shared_noise=False,
+            alpha=0.0,
+            jitter=objective.jitter,
+        )
+        bound = trial.guess_sites(num_iterations=6)
+        if trial.coupled:
+            bound = bound.sum(-1, keepdim=True).expand(bound.shape)
+        scores.append(bound)
+    best = torch.stack(scores).nan_to_num(-torch.inf).argmax(0)
+    table = torch.tensor(grid, dtype=y.dtype, device=y.device)[best]
+    for base, spread in lengthscales:
+        _set(base, "raw_lengthscale", table[..., 0, None, None] * spread)
+    if noise is not None:
+        _set(noise, "raw_noise", table[..., 1, None] * variance.unsqueeze(-1))
+
+
+def _num_dims(kernel: Kernel, x: Tensor) -> int:
+    """Number of inputs a kernel sees; distances grow with its root."""
+    return x.size(-1) if kernel.active_dims is None else len(kernel.active_dims)
+
+
+def _noise_module(likelihood: Likelihood) -> nn.Module | None:
+    """The likelihood, if it has a noise of the targets that nobody set."""
+    raw = getattr(likelihood, "raw_noise", None)
+    return likelihood if raw is not None and _untouched(raw) else None
+
+
+def _robust_variance(y: Tensor) -> Tensor:
+    """Variance of the bulk of the targets, ``(*batch,)``."""
+    q = torch.tensor([0.25, 0.75], dtype=y.dtype, device=y.device)
+    low, high = y.quantile(q, -1)
+    variance = ((high - low) / 1.35).square()
+    variance = torch.where(variance > 0, variance, y.var(-1, correction=0))
+    return torch.where(variance > 0, variance, torch.ones_like(variance))
+
+
+def _newton(likelihood: Likelihood, y: Tensor, f: Tensor) -> tuple[Tensor, ...]:
+    """Log-likelihood, its slope and curvature in magnitude, at known ``f``."""
+    with torch.enable_grad():
+        f = f.expand(y.shape).clone().requires_grad_()
+        v = torch.full_like(f, 1e-6).requires_grad_()
+        log_prob = expected_log_prob(likelihood, y, f, v)
+        slope, curve = torch.autograd.grad(log_prob.sum(), (f, v))
+    return log_prob.detach(), slope, (2 * curve).abs().clamp_min(1e-10)
+
+
+def _constant(likelihood: Likelihood, y: Tensor, start: bool) -> Tensor:
+    """The constant function that explains the targets best, ``(*batch, 1)``."""
+    level = y.median(-1, keepdim=True).values if start else torch.zeros_like(y[..., :1])
+    step = torch.ones_like(level)
+    value, slope, curve = (
+        t.sum(-1, keepdim=True) for t in _newton(likelihood, y, level)
+    )
+    for _ in range(NEWTON_STEPS):
+        trial = level + step * slope / curve
+        terms = [t.sum(-1, keepdim=True) for t in _newton(likelihood, y, trial)]
+        better = terms[0] > value
+        level = torch.where(better, trial, level)
+        value, slope, curve = (
+            torch.where(better, new, old)
+            for new, old in zip(terms, (value, slope, curve), strict=True)
+        )
+        step = torch.where(better, (2 * step).clamp_max(1), step / 4)
+    return level
+
+
+def _latent_variance(likelihood: Likelihood, y: Tensor, level: Tensor) -> Tensor:
+    """Size of the function around its level, ``(*batch,)``."""
+    _, slope, curve = _newton(likelihood, y, level)
+    shift = slope / curve
+    total = shift.square().mean(-1)
+    if not takes_labels(likelihood):
+        total = _robust_variance(shift)
+    signal = torch.maximum(total - (1 / curve).median(-1).values, 0.3 * total)
+    return signal.clamp(1e-3, 1e6) if takes_labels(likelihood) else signal

@@ -1,0 +1,537 @@
+r"""Gaussian sites: streaming with any likelihood.
+
+Each new datum gets a Gaussian site in its function value,
+
+.. math:: \log t_i(f_i) = \lambda_i f_i - \tfrac12 \beta_i f_i^2, \quad \beta_i > 0,
+
+and q(b) is the posterior of *sites + pseudo-observations*: with
+:math:`A_f = L^{-1} K_{bf}`, :math:`G = L^{-1} K_{ba} U^\top`,
+
+.. math::
+    D = I + A_f \mathrm{diag}(\beta) A_f^\top + G G^\top, \quad
+    \mu = D^{-1} [A_f (\lambda - \beta m_f) + G r_a], \quad
+    q(b) = N(m_b + L \mu, L D^{-1} L^\top).
+
+The bound is the evidence lower bound of that q, for any sites:
+
+.. math::
+    F = \sum_i E_q \log p(y_i \mid f_i) - KL(q(b) \| p(b)) + E_q \log p(past \mid a).
+
+*E-step* (natural gradients of q, Khan & Lin 2017): move the sites towards
+
+.. math::
+    \beta_i^* = -2\, \partial_{v_i} E_q \log p(y_i \mid f_i), \quad
+    \lambda_i^* = \partial_{m_i} E_q \log p(y_i \mid f_i) + \beta_i^* m_i,
+
+where they stay if and only if F is stationary in q. *M-step*: gradient steps on
+hyperparameters and inducing points with the sites held, which is tighter than holding q
+(Adam, Chang, Khan & Solin 2021). What is absorbed are rows of a regression with noise
+:math:`1 / \beta_i`, so the past looks the same whatever the likelihood was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_ssgp import functional as F
+from torch_ssgp import likelihoods
+from torch_ssgp.fit import Callback, FitResult, StreamingObjective, maximize
+from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
+
+# A site's pseudo-target lies at most this many prior standard deviations from the mean
+# it was made at: beyond, the site is linear for all purposes, and no row can be.
+REACH = 1e3
+MIN_PRECISION = 1e-30  # of a site that says nothing
+MEMORY = 2.0  # standard deviations that sites of classes must bear, see `lasting`
+TOLERANCE = 1e-8  # of natural gradients, in units of the prior
+MAX_ITERATIONS = 200
+ROUND = 10  # steps of L-BFGS between two E-phases
+CHECK_EVERY = 5  # iterations between two looks at the residual: a device waits there
+
+
+class Sites(NamedTuple):
+    r"""Natural parameters of the sites of one batch.
+
+    Attributes:
+        linear: ``(*batch, n)``, :math:`\lambda_i`.
+        precision: ``(*batch, n)``, :math:`\beta_i \ge 0`.
+    """
+
+    linear: Tensor
+    precision: Tensor
+
+    @property
+    def target(self) -> Tensor:
+        r"""Pseudo-targets :math:`\lambda_i / \beta_i`, ``(*batch, n)``."""
+        return self.linear / self.precision.clamp_min(MIN_PRECISION)
+
+    def move(self, other: Sites, step: Tensor) -> Sites:
+        """Go the fraction ``step`` ``(*batch,)`` of the way to ``other``."""
+        return Sites(
+            torch.lerp(self.linear, other.linear, step),
+            torch.lerp(self.precision, other.precision, step),
+        )
+
+    def where(self, condition: Tensor, other: Sites) -> Sites:
+        """These sites where ``condition`` ``(*batch, 1)`` holds, else ``other``."""
+        return Sites(
+            torch.where(condition, self.linear, other.linear),
+            torch.where(condition, self.precision, other.precision),
+        )
+
+
+class Basis(NamedTuple):
+    r"""New data and past in the coordinates :math:`w = L^{-1} (b - m_b)`.
+
+    Attributes:
+        A_f: ``(*batch, m, n)``, how data depend on ``w``.
+        k_f: ``(*batch, n)``, prior variance of the data.
+        lost_f: ``(*batch, n)``, the part of it that ``w`` does not explain.
+        m_f: ``(*batch, n)``, prior mean at the data.
+        G: ``(*batch, m, p)``, how pseudo-observations depend on ``w``.
+        r_a: ``(*batch, p)``, pseudo-observations minus their prior mean.
+        rest: ``(*batch,)``, what does not depend on q: residual, what projecting the
+            past loses, and the constant of its data.
+    """
+
+    A_f: Tensor
+    k_f: Tensor
+    lost_f: Tensor
+    m_f: Tensor
+    G: Tensor
+    r_a: Tensor
+    rest: Tensor
+
+
+class Marginals(NamedTuple):
+    r"""q at the new data, and what it costs.
+
+    Attributes:
+        mean: ``(*batch, n)``.
+        variance: ``(*batch, n)``.
+        cost: ``(*batch,)``, :math:`KL(q \| p) - E_q \log p(past \mid a)`.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    cost: Tensor
+
+
+def basis(prior: PriorBlocks, past: PseudoObservations) -> Basis:
+    """Whiten the prior at ``Z_b``.
+
+    Args:
+        prior: Prior blocks at ``Z_b``, the new data and ``Z_a``.
+        past: Pseudo-observations at ``Z_a`` in site form.
+
+    Returns:
+        The coordinates of data and past.
+    """
+    L = F.cholesky(prior.K_bb)
+    num_new = prior.K_bf.size(-1)
+    A = F.solve_lower(L, torch.cat([prior.K_bf, prior.K_ba], -1))
+    A_f, A_a = A[..., :num_new], A[..., num_new:]
+    G = A_a @ past.U.mT
+    lost_a = ((past.U @ prior.K_aa) * past.U).sum((-2, -1)) - F.squared_norm(
+        G, (-2, -1)
+    )
+    return Basis(
+        A_f=A_f,
+        k_f=prior.k_ff,
+        lost_f=prior.k_ff - F.squared_norm(A_f, -2),
+        m_f=prior.m_f,
+        G=G,
+        r_a=past.g - F.matvec(past.U, prior.m_a),
+        rest=past.rho + lost_a + past.n * F.LOG_2PI,
+    )
+
+
+def marginals(basis: Basis, sites: Sites) -> Marginals:
+    r"""The posterior of sites and past, at the data.
+
+    .. math::
+        KL - E \log p(past) = \tfrac12 [\log |D| + \|\mu\|^2
+            - \textstyle\sum_i \beta_i \|L_D^{-1} A_{fi}\|^2
+            + \|r_a - G^\top \mu\|^2 + rest].
+
+    Nothing is divided by a precision, so sites may say nothing.
+
+    Args:
+        basis: Coordinates of data and past.
+        sites: Sites of the data.
+
+    Returns:
+        Means, variances and cost of q.
+    """
+    A_f, G = F._broadcast_matrices(basis.A_f, basis.G)
+    eye = torch.eye(A_f.size(-2), dtype=A_f.dtype, device=A_f.device)
+    weighted = A_f * sites.precision.unsqueeze(-2)
+    L_D = F.cholesky(eye + weighted @ A_f.mT + G @ G.mT)
+    shift = F.matvec(A_f, sites.linear - sites.precision * basis.m_f)
+    h = (shift + F.matvec(G, basis.r_a)).unsqueeze(-1)
+    solved = F.solve_lower(L_D, torch.cat(F._broadcast_matrices(A_f, h), -1))
+    B_f, c = solved[..., :-1], solved[..., -1:]
+    mu = torch.linalg.solve_triangular(L_D.mT, c, upper=True).squeeze(-1)
+    explained = F.squared_norm(B_f, -2)
+    cost = (
+        F.log_det(L_D)
+        + F.squared_norm(mu)
+        - (sites.precision * explained).sum(-1)
+        + F.squared_norm(basis.r_a - F.matvec(G.mT, mu))
+        + basis.rest
+    )
+    return Marginals(
+        mean=basis.m_f + F.matvec(A_f.mT, mu),
+        variance=(basis.lost_f + explained).clamp_min(likelihoods.MIN_VARIANCE),
+        cost=0.5 * cost,
+    )
+
+
+class EStep(NamedTuple):
+    r"""Sites, their bound, and where the natural gradient points.
+
+    Attributes:
+        sites: The sites.
+        bound: ``(*batch,)``, their bound.
+        goal: Where a step of size one would go.
+    """
+
+    sites: Sites
+    bound: Tensor
+    goal: Sites
+
+
+class SiteObjective(StreamingObjective):
+    """The bound of one update with a likelihood that is not Gaussian.
+
+    :meth:`forward` takes an E-step, so a loop over gradient steps alternates E and M;
+    :meth:`project` ends with E-steps until the sites settle.
+    """
+
+    sites: Sites | None = None
+    step: Tensor  # size of E-steps, (*batch,); lasts from one E-step to the next
+    moving: bool = True
+    _last_bound: Tensor | None = None
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the last batch dimension is classes that share their data."""
+        return likelihoods.couples_classes(self.likelihood)
+
+    def noises(self) -> tuple[Tensor, Tensor]:
+        """Noise ``1 / precision`` of the sites ``(*batch, n)``, and noise scale one."""
+        if self.sites is None:
+            self.guess_sites()
+        assert self.sites is not None
+        precision = self.sites.precision.clamp_min(MIN_PRECISION)
+        return 1 / precision, torch.ones_like(self.data.y[..., 0])
+
+    def spread(self) -> float:
+        """Typical size of the function, the unit of a constant mean."""
+        with torch.no_grad():
+            return float(self.kernel(self.data.x, diag=True).mean().sqrt())
+
+    # -- E-steps --------------------------------------------------------------------
+
+    @torch.no_grad()
+    def guess_sites(self, num_points: int = 50, num_iterations: int = 10) -> Tensor:
+        """Sites from a few E-steps with provisional inducing points.
+
+        Args:
+            num_points: New inputs that join the old inducing points.
+            num_iterations: Number of E-steps.
+
+        Returns:
+            Their bound, ``(*batch,)``.
+        """
+        x = self.data.x
+        num_new = x.size(-2)
+        keep = torch.linspace(0, num_new - 1, min(num_points, num_new), device=x.device)
+        self.start_at(torch.cat([self.z_a, x[..., keep.long(), :]], -2))
+        rows = basis(self.prior(), self.past)
+        return self.settle(rows, num_iterations, tolerance=0.0)[-1]
+
+    def expected_log_prob(self, q: Marginals) -> Tensor:
+        """Shares of the expected log-likelihood, ``(*batch, n)``."""
+        return likelihoods.expected_log_prob(
+            self.likelihood, self.data.y, q.mean, q.variance
+        )
+
+    @torch.no_grad()
+    def evaluate(self, basis: Basis, sites: Sites) -> EStep:
+        """Bound and natural gradient at the given sites."""
+        q = marginals(basis, sites)
+        with torch.enable_grad():
+            q = q._replace(
+                mean=q.mean.requires_grad_(), variance=q.variance.requires_grad_()
+            )
+            log_prob = self.expected_log_prob(q)
+            goal = natural_gradient(basis, q, log_prob)
+        return EStep(sites, log_prob.detach().sum(-1) - q.cost, goal)
+
+    def first_step(self, basis: Basis) -> EStep:
+        """Evaluate the sites there are; at first, those that say nothing."""
+        if self.sites is None:
+            nothing = torch.zeros_like(basis.m_f.expand(self.data.y.shape))
+            self.sites = Sites(nothing, nothing)
+            self.step = torch.ones_like(nothing[..., 0])
+        return self.evaluate(basis, self.sites)
+
+    def next_step(self, basis: Basis, now: EStep) -> EStep:
+        """Go where the natural gradient points, unless the bound would decrease.
+
+        Without waiting for the device: a rejected step leaves everything as it was
+        but halves the next one.
+        """
+        step = self.step.unsqueeze(-1)
+        trial = self.evaluate(basis, now.sites.move(now.goal, step))
+        change = trial.bound - now.bound
+        slack = 1e-13 * now.bound.abs()
+        if self.coupled:
+            change = change.sum(-1, keepdim=True).expand(change.shape)
+            slack = slack.sum(-1, keepdim=True)
+        better = change >= -slack
+        # Near the end the bound is too flat to tell that steps are too long.
+        closer = gap(basis, trial) <= gap(basis, now)
+        if self.coupled:
+            closer = closer.all(-1, keepdim=True).expand(closer.shape)
+        longer = torch.where(
+            closer, (1.5 * self.step).clamp_max(1), (0.7 * self.step).clamp_min(0.3)
+        )
+        self.step = torch.where(better, longer, self.step / 2)
+
+        per_site = better.unsqueeze(-1)
+        return EStep(
+            trial.sites.where(per_site, now.sites),
+            torch.where(better, trial.bound, now.bound),
+            trial.goal.where(per_site, now.goal),
+        )
+
+    @torch.no_grad()
+    def settle(
+        self,
+        basis: Basis,
+        max_iterations: int = MAX_ITERATIONS,
+        tolerance: float = TOLERANCE,
+    ) -> Tensor:
+        """E-steps with everything else fixed, until the sites stay.
+
+        Args:
+            basis: Coordinates of data and past.
+            max_iterations: Most E-steps.
+            tolerance: Largest natural gradient, in units of the prior, at which sites
+                count as settled.
+
+        Returns:
+            The bound along the way, ``(iterations + 1, *batch)``.
+        """
+        now = self.first_step(basis)
+        trace = [now.bound]
+        self.settled = False
+        for i in range(1, max_iterations + 1):
+            now = self.next_step(basis, now)
+            trace.append(now.bound)
+            if i % CHECK_EVERY == 0 and tolerance > 0:
+                self.settled = bool((gap(basis, now) < tolerance).all())
+                if self.settled:
+                    break
+        self.sites = now.sites
+        return torch.stack(trace)
+
+    def lasting(self, basis: Basis, sites: Sites) -> Sites:
+        r"""Sites that still hold when later data move the function.
+
+        A datum that q explains well has a site of nearly no precision: no later
+        update would know that it was there. So the precision is at least that of the
+        secant
+
+        .. math:: \beta_i = \frac{g_i(m_i - d_i) - g_i(m_i)}{d_i}, \quad
+            g_i = \partial_{m_i} E_q \log p(y_i \mid f_i),
+
+        over a move :math:`d_i` back towards the prior mean, by at most ``MEMORY``
+        standard deviations of q. Slopes at :math:`m_i` stay, hence so does the mean
+        of q.
+
+        Args:
+            basis: Coordinates of data and past.
+            sites: Settled sites.
+
+        Returns:
+            Sites of the same slopes, with larger precisions where they would fade.
+        """
+        q = marginals(basis, sites)
+        back = basis.m_f - q.mean
+        limit = MEMORY * q.variance.sqrt()
+        move = torch.maximum(torch.minimum(back, limit), -limit)
+        far = move.abs() > 1e-3 * basis.k_f.sqrt()
+        now = self._slope(q.mean, q.variance)
+        then = self._slope(q.mean + move, q.variance)
+        secant = torch.where(far, (now - then) / torch.where(far, move, 1), 0)
+        precision = sites.precision.maximum(secant)
+        return Sites(now + precision * q.mean, precision)
+
+    @torch.enable_grad()
+    def _slope(self, mean: Tensor, variance: Tensor) -> Tensor:
+        mean = mean.detach().requires_grad_()
+        q = Marginals(mean, variance, mean)
+        return torch.autograd.grad(self.expected_log_prob(q).sum(), mean)[0]
+
+    # -- what the inner loop and the model see --------------------------------------
+
+    def forward(self) -> Tensor:
+        """The bound ``(*batch,)``, after which the sites take an E-step.
+
+        One evaluation of the likelihood serves both. Steps halve when the bound falls
+        from one call to the next. Without gradients, or when not ``moving``, the sites
+        stay.
+        """
+        rows = basis(self.prior(), self.past)
+        if self.sites is None:
+            self.settle(Basis(*(t.detach() for t in rows)), 10, tolerance=0.0)
+        assert self.sites is not None
+        q = marginals(rows, self.sites)
+        log_prob = self.expected_log_prob(q)
+        bound = log_prob.sum(-1) - q.cost
+        if self.moving and torch.is_grad_enabled():
+            goal = natural_gradient(rows, q, log_prob)
+            self._adapt_step(bound.detach())
+            self.sites = self.sites.move(goal, self.step.unsqueeze(-1))
+        return bound
+
+    def _adapt_step(self, bound: Tensor) -> None:
+        if self.coupled:
+            bound = bound.sum(-1, keepdim=True).expand(bound.shape)
+        if self._last_bound is not None:
+            better = bound >= self._last_bound
+            self.step = torch.where(
+                better, (1.5 * self.step).clamp_max(1), 0.5 * self.step
+            )
+        self._last_bound = bound
+
+    @torch.no_grad()
+    def project(self, prior: PriorBlocks) -> tuple[Projection, Tensor]:
+        """Rows of the settled sites, and noise scale one.
+
+        Their residual carries the constant for which the evidence of the rows is the
+        bound: :math:`2 \\sum_i E_q [\\log t_i(f_i) - \\log p(y_i | f_i)]`, up to the
+        normalisation of the rows. As long as q stays, nothing changes when data
+        become rows, and increments of the bound add up.
+        """
+        rows = basis(prior, self.past)
+        self.settle(rows)
+        assert self.sites is not None
+        # Classes often come one after the other: their sites have to bear it.
+        if self.coupled:
+            self.sites = self.lasting(rows, self.sites)
+        bound = self.evaluate(rows, self.sites).bound
+        noise, s = self.noises()
+        projection = F.project(prior, self.past, self.sites.target, noise, s)
+        excess = F.evidence(projection, s) - bound
+        return projection._replace(rho=projection.rho + 2 * excess), s
+
+
+def natural_gradient(basis: Basis, q: Marginals, log_prob: Tensor) -> Sites:
+    """Where a natural-gradient step of size one would put the sites.
+
+    Args:
+        basis: Coordinates of data and past.
+        q: Marginals, as part of a graph.
+        log_prob: ``(*batch, n)``, expected log-likelihood, a function of ``q``.
+
+    Returns:
+        The sites, with precisions above zero.
+    """
+    slope, curve = torch.autograd.grad(
+        log_prob.sum(), (q.mean, q.variance), retain_graph=True
+    )
+    k_f = basis.k_f.detach()
+    # Where a likelihood curves upwards its magnitude takes the place of a negative
+    # precision: for heavy tails that is the weight of reweighted least squares.
+    floor = slope.abs() / (REACH * k_f.sqrt()) + 1e-12 / k_f
+    precision = (-2 * curve).abs().maximum(floor)
+    return Sites(slope + precision * q.mean.detach(), precision)
+
+
+def gap(basis: Basis, now: EStep) -> Tensor:
+    """Size of the natural gradient ``(*batch,)``, in units of the prior."""
+    linear = (now.goal.linear - now.sites.linear) * basis.k_f.sqrt()
+    precision = (now.goal.precision - now.sites.precision) * basis.k_f
+    return torch.maximum(linear.abs(), precision.abs()).amax(-1)
+
+
+def maximize_any(
+    objective: StreamingObjective,
+    *,
+    num_steps: int,
+    lr: float,
+    optimizer: str,
+    learn_hyperparameters: bool,
+    learn_inducing_points: bool,
+    tolerance: float = 1e-4,
+    progress: bool = False,
+    callback: Callback | None = None,
+) -> FitResult:
+    """As :func:`torch_ssgp.fit.maximize`, alternating with E-steps if there are sites.
+
+    Adam meets new sites in every step. L-BFGS needs a function that does not change
+    under it, so it runs in rounds with settled sites.
+
+    Args:
+        objective: The bound of one update.
+        num_steps: Budget of gradient steps.
+        lr: Learning rate.
+        optimizer: ``"adam"`` or ``"lbfgs"``.
+        learn_hyperparameters: Whether to move hyperparameters.
+        learn_inducing_points: Whether to move inducing points.
+        tolerance: Nats per new datum that count as progress.
+        progress: Whether to show a progress bar.
+        callback: Called with the step and the bound after every step.
+
+    Returns:
+        Trace of the bound, steps taken and whether they ended on a plateau.
+    """
+    if isinstance(objective, SiteObjective) and objective.coupled:
+        tolerance /= objective.data.y.size(-2)  # classes share their data
+    run = partial(
+        maximize,
+        objective,
+        lr=lr,
+        optimizer=optimizer,
+        learn_hyperparameters=learn_hyperparameters,
+        learn_inducing_points=learn_inducing_points,
+        tolerance=tolerance,
+        progress=progress,
+        callback=callback,
+    )
+    if isinstance(objective, SiteObjective) and optimizer == "lbfgs" and num_steps:
+        tolerance *= objective.data.y.numel()
+        return _in_rounds(objective, run, num_steps, tolerance)
+    return run(num_steps=num_steps)
+
+
+def _in_rounds(
+    objective: SiteObjective,
+    run: Callable[..., FitResult],
+    num_steps: int,
+    tolerance: float,
+) -> FitResult:
+    traces: list[Tensor] = []
+    num_left, converged = num_steps, False
+    objective.moving = False
+    while num_left > 0 and not converged:
+        with torch.no_grad():
+            objective.settle(basis(objective.prior(), objective.past))
+        fit = run(num_steps=min(ROUND, num_left))
+        if fit.num_steps == 0:
+            return fit
+        traces.append(fit.bound_trace)
+        gain = (fit.bound_trace[-1] - fit.bound_trace[0]).sum()
+        converged = bool(gain < tolerance)
+        num_left -= ROUND
+    trace = torch.cat(traces)
+    return FitResult(trace, len(trace), converged)
