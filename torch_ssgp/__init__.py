@@ -1,7 +1,57 @@
-"""Streaming sparse Gaussian processes on GPyTorch."""
+"""Streaming sparse Gaussian processes on GPyTorch.
 
+The past is kept as a small regression data set: pseudo-observations of the function at
+the inducing points. An update is sparse regression on new data and pseudo-observations,
+followed by one QR that compresses both into the next pseudo-observations. Data walk
+through the rooms once:
+
+    update(x, y) -> inducing -> fit -> functional -> summary -> prediction
+
+===========================  ==========================================================
+``models.py``                ``StreamingGP``, the front door
+``validation.py``            the input contract: what is refused, and how it is said
+``initialization.py``        hyperparameters to start from, read off the first batch
+``inducing.py``              policies that choose the next inducing points
+``fit.py``                   the inner loop, its objective and its ``UpdateResult``
+``modules.py``               where GPyTorch kernels and noises become tensors; jitter
+``functional.py``            the mathematics, as pure functions of tensors
+``summary.py``               ``PosteriorSummary``: the buffers that survive an update
+``prediction.py``            the posterior at test points
+``likelihoods.py``           what an update asks of a likelihood
+``sites.py``                 Gaussian sites for likelihoods that are not Gaussian
+``site_initialization.py``   the first batch of such a stream
+``multioutput.py``           several outputs as a batch of streams
+``variational.py``           the same idea as a GPyTorch variational strategy
+``mlls.py``                  ``StreamingELBO`` for hand-written training loops
+``surrogates.py``            BoTorch models (needs the extra ``botorch``)
+``plotting.py``              pictures of a stream (needs the extra ``plot``)
+``settings.py``              jitter and the dtype of the algebra
+``exceptions.py``            named errors and warnings
+===========================  ==========================================================
+"""
+
+from torch_ssgp import exceptions, settings
 from torch_ssgp.fit import UpdateResult
+from torch_ssgp.inducing import GreedyInformation, InducingPolicy
+from torch_ssgp.mlls import StreamingELBO
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.variational import (
+    IndependentMultitaskStreamingStrategy,
+    LMCStreamingStrategy,
+    StreamingVariationalStrategy,
+)
 
-__all__ = ["PosteriorSummary", "StreamingGP", "UpdateResult"]
+__all__ = [
+    "GreedyInformation",
+    "IndependentMultitaskStreamingStrategy",
+    "InducingPolicy",
+    "LMCStreamingStrategy",
+    "PosteriorSummary",
+    "StreamingELBO",
+    "StreamingGP",
+    "StreamingVariationalStrategy",
+    "UpdateResult",
+    "exceptions",
+    "settings",
+]
