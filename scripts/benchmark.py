@@ -122,7 +122,7 @@ def core(repeats: int = 15) -> list[Row]:
     rows = []
     for m, n, b in tqdm(cases, desc="core"):
         # The largest case takes a second a piece; the median needs few of them.
-        few = max(3, repeats // 5) if m * n * b > 3e6 else repeats
+        few = 2 if m * n * b > 3e6 else repeats
         rows.append(core_row(m, n, b, few))
     rows.append(batching_row(repeats))
     return rows

@@ -8,7 +8,7 @@ import torch
 from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, RBFKernel
 from gpytorch.means import ZeroMean
 
-from torch_ssgp.modules import inducing_gram, match_points, prior_blocks
+from torch_ssgp.modules import inducing_gram, prior_blocks, same_points
 
 
 def test_a_kept_point_shares_its_jitter():
@@ -17,10 +17,12 @@ def test_a_kept_point_shares_its_jitter():
     x = torch.cat([torch.rand(4, 1).double(), z_a[4:5]])
     points = torch.cat([x, z_a])
     kernel = RBFKernel().double()
-    matches = match_points(z_b, points)
-    assert matches.tolist() == [-1, -1, -1, -1, 1, -1, -1, -1, 0, 1, 2]
-    blocks = prior_blocks(ZeroMean(), kernel, z_b, x, z_a, 1e-3, matches)
-    assert torch.equal(blocks.K_ba[:, 3:], blocks.K_bb[:, :3])
+    same = same_points(z_b, points)
+    assert same.nonzero().tolist() == [[0, 8], [1, 4], [1, 9], [2, 10]]
+    blocks = prior_blocks(ZeroMean(), kernel, z_b, x, z_a, 1e-3, same)
+    torch.testing.assert_close(
+        blocks.K_ba[:, 3:], blocks.K_bb[:, :3], rtol=0, atol=1e-15
+    )
     torch.testing.assert_close(
         blocks.K_aa.diagonal(), blocks.K_bb.diagonal()[:1].expand(6)
     )
@@ -36,8 +38,13 @@ def test_a_kept_point_shares_its_jitter():
 def test_matching_is_batched():
     z = torch.randn(2, 5, 3)
     points = torch.stack([z[0, [4, 1]], z[1, [0, 2]]])
-    assert match_points(z, points).tolist() == [[4, 1], [0, 2]]
-    assert match_points(z[:, :0], points).tolist() == [[-1, -1], [-1, -1]]
+    assert same_points(points, z).nonzero().tolist() == [
+        [0, 0, 4],
+        [0, 1, 1],
+        [1, 0, 0],
+        [1, 1, 2],
+    ]
+    assert same_points(z[:, :0], points).shape == (2, 0, 2)
 
 
 def test_the_gram_is_exact_where_gpytorch_would_add_its_own_jitter():

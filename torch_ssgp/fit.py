@@ -20,9 +20,9 @@ from torch_ssgp.exceptions import ArgumentError, MissingDependencyError
 from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
 from torch_ssgp.modules import (
     inducing_gram,
-    match_points,
     observation_noise,
     prior_blocks,
+    same_points,
 )
 
 Callback = Callable[[int, Tensor], Any]
@@ -116,9 +116,7 @@ class StreamingObjective(nn.Module):
         self.shared_noise, self.alpha, self.jitter = shared_noise, alpha, jitter
         remembers = shared_noise and landmarks is not None and landmarks.size(-2) > 0
         self.landmarks = landmarks if remembers else None
-        if remembers:
-            with torch.no_grad():
-                self.interpolation_before = self._interpolation_loss()
+        self.interpolation_before: Tensor | None = None
 
     def noises(self) -> tuple[Tensor, Tensor]:
         """Noise of the new data ``(*batch, n)`` and noise scale ``(*batch,)``."""
@@ -136,12 +134,10 @@ class StreamingObjective(nn.Module):
         about it, and loses; new ones are free, as the new data are still at hand.
         """
         self.z = nn.Parameter(z.clone(), requires_grad=learn)
-        self.is_new = match_points(self.z_a, z) < 0
-        matches = match_points(z, torch.cat([self.data.x, self.z_a], -2))
+        self.same = same_points(z, torch.cat([self.data.x, self.z_a], -2))
         if learn:
-            moves = self.is_new.gather(-1, matches.clamp_min(0))
-            matches = torch.where(moves, -1, matches)
-        self.matches = matches
+            self.is_new = ~self.same[..., self.data.x.size(-2) :].any(-1)
+            self.same = self.same & ~self.is_new.unsqueeze(-1)
 
     def prior(self) -> PriorBlocks:
         """Prior blocks at the present hyperparameters and inducing points."""
@@ -152,13 +148,14 @@ class StreamingObjective(nn.Module):
             self.data.x,
             self.z_a,
             self.jitter,
-            self.matches,
+            self.same,
         )
 
     def project(self, prior: PriorBlocks) -> tuple[Projection, Tensor]:
         """Rows of the regression, and their noise scale."""
         noise, s = self.noises()
-        return F.project(prior, self.past, self.data.y, noise, s, self.alpha), s
+        known = None if self.shared_noise else noise
+        return F.project(prior, self.past, self.data.y, known, s, self.alpha), s
 
     def forward(self) -> Tensor:
         """The bound, ``(*batch,)``."""
@@ -186,7 +183,10 @@ class StreamingObjective(nn.Module):
         """
         if self.landmarks is None:
             return 0.0
-        rise = (self._interpolation_loss() - self.interpolation_before).clamp_min(0)
+        loss = self._interpolation_loss()
+        if self.interpolation_before is None:  # the first call is at the old ones
+            self.interpolation_before = loss.detach()
+        rise = (loss - self.interpolation_before).clamp_min(0)
         _, s = self.noises()
         return (0.5 * self.past.n * rise / s).sum()
 
@@ -420,8 +420,12 @@ def maximize(
     Returns:
         Trace of the bound, steps taken and whether they ended on a plateau.
     """
-    variables = coordinates(objective, learn_hyperparameters, learn_inducing_points)
-    if num_steps == 0 or not variables:
+    variables = (
+        coordinates(objective, learn_hyperparameters, learn_inducing_points)
+        if num_steps
+        else []
+    )
+    if not variables:
         empty = objective.data.y.new_empty(0, *objective.data.y.shape[:-1])
         return FitResult(empty, 0, True)
     bar = _progress_bar(num_steps) if progress else None

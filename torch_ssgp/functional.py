@@ -141,7 +141,7 @@ def project(
     prior: PriorBlocks,
     past: PseudoObservations,
     y: Tensor,
-    noise: Tensor,
+    noise: Tensor | None,
     s: Tensor,
     alpha: float = 0.0,
 ) -> Projection:
@@ -166,7 +166,8 @@ def project(
         prior: Prior blocks at ``Z_b``, the new data and ``Z_a``.
         past: Pseudo-observations at ``Z_a``; ``p = 0`` rows if there is no past.
         y: ``(*batch, n)`` targets.
-        noise: ``(*batch, n)`` or broadcastable, noise variance of each target.
+        noise: ``(*batch, n)`` or broadcastable, noise variance of each target;
+            ``None`` where it is ``s`` for all of them.
         s: ``(*batch,)``, noise scale of the rows: the observation noise when it is
             shared with the past, one in site form.
         alpha: Power of Power-EP; 0 is the variational bound.
@@ -174,28 +175,29 @@ def project(
     Returns:
         The rows, and what was lost.
     """
-    num_new = y.size(-1)
     L = cholesky(prior.K_bb)
     A = solve_lower(L, torch.cat([prior.K_bf, prior.K_ba], -1))
-    A_f, A_a = A[..., :num_new], A[..., num_new:]
-    scale = s.unsqueeze(-1)
+    A_f, A_a = A.split([prior.K_bf.size(-1), prior.K_ba.size(-1)], -1)
+    r_f, lost_f, rho = y - prior.m_f, prior.k_ff - squared_norm(A_f, -2), past.rho
+    if noise is not None:
+        w = (s.unsqueeze(-1) / noise).sqrt().expand(y.shape)
+        A_f, r_f, lost_f = A_f * w.unsqueeze(-2), r_f * w, lost_f * w.square()
+        rho = rho - 2 * s * w.log().sum(-1)
 
-    w = (scale / noise).sqrt().expand(y.shape)
-    lost_f = (prior.k_ff - squared_norm(A_f, -2)) * w.square()
-    A_f, r_f = A_f * w.unsqueeze(-2), (y - prior.m_f) * w
-
-    UK = past.U @ prior.K_aa
     G = A_a @ past.U.mT
     r_a = past.g - matvec(past.U, prior.m_a)
 
     if alpha == 0:
-        lost_a = (UK * past.U).sum((-2, -1)) - squared_norm(G, (-2, -1))
-        loss = lost_f.sum(-1) + lost_a
+        # tr U K_aa Uᵀ, with the product that needs no gradient first
+        lost_a = (past.U.mT @ past.U * prior.K_aa).sum((-2, -1))
+        loss = lost_f.sum(-1) + lost_a - squared_norm(G, (-2, -1))
     else:
+        scale = s.unsqueeze(-1)
         v_f = 1 + alpha * lost_f / scale
         A_f, r_f = A_f / v_f.sqrt().unsqueeze(-2), r_f / v_f.sqrt()
-        V_a = alpha * (UK @ past.U.mT - G.mT @ G) / scale.unsqueeze(-1)
-        L_a = cholesky(V_a + torch.eye(V_a.size(-1), dtype=V_a.dtype, device=y.device))
+        V_a = past.U @ prior.K_aa @ past.U.mT - G.mT @ G
+        eye = torch.eye(V_a.size(-1), dtype=V_a.dtype, device=V_a.device)
+        L_a = cholesky(eye + alpha * V_a / scale.unsqueeze(-1))
         G = solve_lower(L_a, G.mT).mT
         r_a = solve_lower(L_a, r_a.unsqueeze(-1)).squeeze(-1)
         loss = s / alpha * (v_f.log().sum(-1) + log_det(L_a))
@@ -206,8 +208,8 @@ def project(
         A=torch.cat(_broadcast_matrices(A_f, G), -1),
         r=torch.cat([r_f, r_a], -1),
         loss=loss,
-        rho=past.rho - 2 * s * w.log().sum(-1),
-        n=past.n + num_new,
+        rho=rho,
+        n=past.n + y.size(-1),
     )
 
 

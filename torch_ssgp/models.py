@@ -31,9 +31,9 @@ from torch_ssgp.initialization import initialize_from_data
 from torch_ssgp.modules import (
     has_shared_noise,
     inducing_gram,
-    match_points,
     observation_noise,
     prior_blocks,
+    same_points,
 )
 from torch_ssgp.prediction import Predictor, cast_distribution, freeze
 from torch_ssgp.site_initialization import initialize_sites
@@ -249,8 +249,8 @@ class StreamingGP(GP):
             points = self._check_inducing_points(inducing_points, data.x)
             assert points is not None
             z = points.expand(*x_b.shape[:-2], *points.shape[-2:])
-            matches = match_points(z, torch.cat([x_b, z_a], -2))
-            prior = prior_blocks(mean, kernel, z, x_b, z_a, jitter, matches)
+            same = same_points(z, torch.cat([x_b, z_a], -2))
+            prior = prior_blocks(mean, kernel, z, x_b, z_a, jitter, same)
             # Not compressed: the triangular factor alone has no gradient.
             rows = F.project(prior, past, data.y, sigma2, s, self.alpha)
             past, m_b, L = F.absorb(rows, prior.m_b), prior.m_b, rows.L
@@ -467,7 +467,8 @@ class StreamingGP(GP):
         """Bound, nats lost, and the next state of the summary."""
         _round_parameters(objective, self.dtype)
         z = objective.z.detach()
-        objective.start_at(z)
+        if objective.z.requires_grad:
+            objective.start_at(z)  # where they came to rest, points may coincide
         prior = objective.prior()
         rows, s = objective.project(prior)
         loss = rows.loss / (2 * s)

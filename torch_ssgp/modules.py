@@ -8,6 +8,7 @@ too; without that, every update would leak information.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -73,25 +74,24 @@ def inducing_gram(
     if not isinstance(jitter, Tensor):
         jitter = jitter * k_zz.mean(-1, keepdim=True)
     eye = torch.eye(num_inducing, dtype=torch.bool, device=z.device)
-    K_zz = torch.where(eye, (k_zz + jitter).unsqueeze(-1), K[..., :num_inducing])
-    return InducingGram(K_zz, K[..., num_inducing:], jitter)
+    K_zz, K_zo = K.split([num_inducing, K.size(-1) - num_inducing], -1)
+    K_zz = torch.where(eye, (k_zz + jitter).unsqueeze(-1), K_zz)
+    return InducingGram(K_zz, K_zo, jitter)
 
 
-def match_points(z: Tensor, points: Tensor) -> Tensor:
-    """For each of ``points``, the row of ``z`` that is the same point, or -1.
+def same_points(z: Tensor, points: Tensor) -> Tensor:
+    """Which rows of ``z`` are which of ``points``, exactly.
 
     Args:
         z: ``(*batch, m, d)``.
         points: ``(*batch, k, d)``.
 
     Returns:
-        ``(*batch, k)`` integer tensor.
+        ``(*batch, m, k)`` boolean tensor.
     """
-    if z.size(-2) == 0 or points.size(-2) == 0:
-        return torch.full(points.shape[:-1], -1, device=points.device)
-    same = (points.unsqueeze(-2) == z.unsqueeze(-3)).all(-1)
-    found, index = same.to(torch.int8).max(-1)
-    return torch.where(found > 0, index, -1)
+    pairs = zip(z.unbind(-1), points.unbind(-1), strict=True)
+    equal = (p.unsqueeze(-1) == q.unsqueeze(-2) for p, q in pairs)
+    return functools.reduce(Tensor.logical_and_, equal)
 
 
 def prior_blocks(
@@ -101,7 +101,7 @@ def prior_blocks(
     x: Tensor,
     z_a: Tensor,
     jitter: float,
-    matches: Tensor,
+    same: Tensor,
 ) -> PriorBlocks:
     """Evaluate the prior at new inducing points, new data and old inducing points.
 
@@ -112,21 +112,18 @@ def prior_blocks(
         x: ``(*batch, n, d)`` new inputs.
         z_a: ``(*batch, m_a, d)`` old inducing points; ``m_a`` may be 0.
         jitter: Relative jitter.
-        matches: ``(*batch, n + m_a)``: which rows of ``[x; z_a]`` are which rows of
-            ``z_b``, see :func:`match_points`.
+        same: ``(*batch, m_b, n + m_a)``, which rows of ``z_b`` are which of
+            ``[x; z_a]``, see :func:`same_points`.
 
     Returns:
         The blocks, jitter included.
     """
     sizes = [x.size(-2), z_a.size(-2)]
     K_bb, K_bo, variance = inducing_gram(kernel, z_b, jitter, torch.cat([x, z_a], -2))
-    # A point that is an inducing point is that variable, jitter included: its column
-    # is the column of K_bb.
-    matched = matches >= 0
-    columns = matches.clamp_min(0).unsqueeze(-2).expand(K_bo.shape)
-    K_bo = torch.where(matched.unsqueeze(-2), K_bb.gather(-1, columns), K_bo)
+    # A point that is an inducing point is that variable, jitter included.
+    K_bo = torch.where(same, K_bb.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), K_bo)
     K_bf, K_ba = K_bo.split(sizes, -1)
-    k_ff = kernel(x, diag=True) + variance * matched[..., : sizes[0]]
+    k_ff = kernel(x, diag=True) + variance * same[..., : sizes[0]].any(-2)
     if z_a.size(-2):
         K_aa = inducing_gram(kernel, z_a, variance).K_zz
     else:
