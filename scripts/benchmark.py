@@ -68,7 +68,9 @@ def core_row(m: int, n: int, batch: int, repeats: int) -> Row:
     eye = torch.eye(m, dtype=torch.float64)
 
     data = model._check_data(x, y, None)
-    objective = model._objective(data, model.summary.pseudo_observations)
+    objective = model._objective(
+        data, model.summary.pseudo_observations, learn=True
+    )
     objective.start_at(z, learn=True)
     ascent = _Ascent(objective, coordinates(objective, True, True), None)
     optimizer = torch.optim.Adam(ascent.etas)

@@ -417,7 +417,8 @@ def test_any_kernel_learns_on_a_stream(kernel):
     model = StreamingGP(ScaleKernel(base), num_inducing=25).double()
     for i in range(0, 240, 80):
         result = model.update(x[i : i + 80], y[i : i + 80], num_steps=25)
-        assert result.bound >= result.bound_trace[0] - 1e-6
+        # What is maximised is not the bound alone, see StreamingObjective.total.
+        assert result.bound >= result.bound_trace[0] - 0.01
     prior_error = (y - y.mean()).square().mean()
     assert (model(x).mean - y).square().mean() < 0.5 * prior_error
 

@@ -19,7 +19,6 @@ from torch_ssgp import functional as F
 from torch_ssgp.exceptions import ArgumentError, MissingDependencyError
 from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
 from torch_ssgp.modules import (
-    inducing_gram,
     observation_noise,
     prior_blocks,
     same_points,
@@ -116,7 +115,7 @@ class StreamingObjective(nn.Module):
         self.shared_noise, self.alpha, self.jitter = shared_noise, alpha, jitter
         remembers = shared_noise and landmarks is not None and landmarks.size(-2) > 0
         self.landmarks = landmarks if remembers else None
-        self.interpolation_before: Tensor | None = None
+        self.blur_before: Tensor | None = None
 
     def noises(self) -> tuple[Tensor, Tensor]:
         """Noise of the new data ``(*batch, n)`` and noise scale ``(*batch,)``."""
@@ -149,6 +148,7 @@ class StreamingObjective(nn.Module):
             self.z_a,
             self.jitter,
             self.same,
+            self.landmarks,
         )
 
     def project(self, prior: PriorBlocks) -> tuple[Projection, Tensor]:
@@ -161,13 +161,7 @@ class StreamingObjective(nn.Module):
         """The bound, ``(*batch,)``."""
         return F.evidence(*self.project(self.prior()))
 
-    def _interpolation_loss(self) -> Tensor:
-        K_aa, K_ar, _ = inducing_gram(
-            self.kernel, self.z_a, self.jitter, self.landmarks
-        )
-        return F.interpolation_loss(K_aa, K_ar, self.kernel(self.landmarks, diag=True))
-
-    def hidden_loss(self) -> Tensor | float:
+    def hidden_loss(self, rows: Projection, s: Tensor) -> Tensor | float:
         r"""Nats that hyperparameters cost the past and the bound does not see.
 
         The past knows the function at ``Z_a``; between those points it trusts the
@@ -176,23 +170,23 @@ class StreamingObjective(nn.Module):
 
         .. math:: \tfrac{n}{2s} [\ell(\theta) - \ell(\theta_{old})]_+,
 
-        with :math:`\ell` the interpolation loss at the landmarks. Where ``Z_a``
-        resolves the data this is nothing; where it does not, the bound alone would
-        walk off to short lengthscales. It guides the inner loop only: the bound
-        reported and stored is the bound.
+        with :math:`\ell` the prior variance at the landmarks that the inducing points
+        leave unexplained. Where they resolve the data this is nothing; where they do
+        not, the bound alone would walk off to short lengthscales. It guides the inner
+        loop only: the bound reported and stored is the bound.
         """
-        if self.landmarks is None:
+        if rows.blur is None:
             return 0.0
-        loss = self._interpolation_loss()
-        if self.interpolation_before is None:  # the first call is at the old ones
-            self.interpolation_before = loss.detach()
-        rise = (loss - self.interpolation_before).clamp_min(0)
-        _, s = self.noises()
+        if self.blur_before is None:  # the first call is at the old hyperparameters
+            self.blur_before = rows.blur.detach()
+        rise = (rows.blur - self.blur_before).clamp_min(0)
         return (0.5 * self.past.n * rise / s).sum()
 
-    def total(self, bound: Tensor) -> Tensor:
-        """What the inner loop maximises: bounds of all streams, priors, hidden loss."""
-        return bound.sum() + self.log_prior() - self.hidden_loss()
+    def total(self) -> tuple[Tensor, Tensor]:
+        """What the inner loop maximises, and the bounds ``(*batch,)`` in it."""
+        rows, s = self.project(self.prior())
+        bound = F.evidence(rows, s)
+        return bound.sum() + self.log_prior() - self.hidden_loss(rows, s), bound
 
     def spread(self) -> float:
         """Spread of the targets, the unit of a constant mean."""
@@ -320,12 +314,12 @@ def _jump(objective: StreamingObjective, variables: list[Coordinate]) -> None:
         if variable.floor is None or id(variable.parameter) not in scales:
             continue
         start = variable.eta.clone()
-        best, best_eta = objective.total(objective()), start
+        best, best_eta = objective.total()[0], start
         best = best + JUMP_GAIN * objective.data.y.numel()
         for factor in JUMPS:
             eta = (start + math.log(factor)).maximum(variable.floor)
             variable.parameter.copy_(variable.to_parameter(eta))
-            total = objective.total(objective())
+            total, _ = objective.total()
             better = total > best
             best = torch.where(better, total, best)
             best_eta = torch.where(better, eta, best_eta)
@@ -356,8 +350,7 @@ class _Ascent:
                 variable.parameter.copy_(raw)
                 variable.parameter.grad = None
                 variable.eta.grad = None
-        bound = self.objective()
-        total = self.objective.total(bound)
+        total, bound = self.objective.total()
         loss = -total / self.objective.data.y.numel()
         loss.backward()
         grads = [v.parameter.grad for v in self.variables]

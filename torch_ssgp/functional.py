@@ -60,6 +60,8 @@ class PriorBlocks(NamedTuple):
         m_b: ``(*batch, m_b)``, prior mean at the new inducing points.
         m_f: ``(*batch, n)``, at the new data.
         m_a: ``(*batch, m_a)``, at the old inducing points.
+        K_br: ``(*batch, m_b, r)``, with the function at landmarks, if there are any.
+        k_rr: ``(*batch, r)``, the prior variance there.
     """
 
     K_bb: Tensor
@@ -70,6 +72,8 @@ class PriorBlocks(NamedTuple):
     m_b: Tensor
     m_f: Tensor
     m_a: Tensor
+    K_br: Tensor | None = None
+    k_rr: Tensor | None = None
 
 
 class Projection(NamedTuple):
@@ -83,6 +87,8 @@ class Projection(NamedTuple):
         rho: ``(*batch,)``, residual carried over, plus
             :math:`s \sum_i \log(\sigma_i^2 / s)` of the new rows.
         n: ``()``, number of data behind all rows.
+        blur: ``(*batch,)``, average prior variance at the landmarks that ``b`` does
+            not explain, if there are landmarks.
     """
 
     L: Tensor
@@ -91,6 +97,7 @@ class Projection(NamedTuple):
     loss: Tensor
     rho: Tensor
     n: Tensor
+    blur: Tensor | None = None
 
 
 class Posterior(NamedTuple):
@@ -176,8 +183,12 @@ def project(
         The rows, and what was lost.
     """
     L = cholesky(prior.K_bb)
-    A = solve_lower(L, torch.cat([prior.K_bf, prior.K_ba], -1))
-    A_f, A_a = A.split([prior.K_bf.size(-1), prior.K_ba.size(-1)], -1)
+    blocks = [prior.K_bf, prior.K_ba]
+    if prior.K_br is not None:
+        blocks.append(prior.K_br)
+    A = solve_lower(L, torch.cat(blocks, -1))
+    A_f, A_a, *A_r = A.split([block.size(-1) for block in blocks], -1)
+    blur = (prior.k_rr - squared_norm(A_r[0], -2)).mean(-1) if A_r else None
     r_f, lost_f, rho = y - prior.m_f, prior.k_ff - squared_norm(A_f, -2), past.rho
     if noise is not None:
         w = (s.unsqueeze(-1) / noise).sqrt().expand(y.shape)
@@ -210,6 +221,7 @@ def project(
         loss=loss,
         rho=rho,
         n=past.n + y.size(-1),
+        blur=blur,
     )
 
 
@@ -367,26 +379,6 @@ def observe(
         rho=past.rho - 2 * s * w.log().sum(-1),
         n=past.n + y.size(-1),
     )
-
-
-def interpolation_loss(K_aa: Tensor, K_ar: Tensor, k_rr: Tensor) -> Tensor:
-    r"""Average prior variance at landmarks that ``a`` does not explain.
-
-    .. math:: \tfrac1r \sum_i [k_{ii} - k_{ia} K_{aa}^{-1} k_{ai}]
-
-    The bound keeps what earlier projections lost as a number; under hyperparameters
-    that interpolate the old data worse, more is lost than that, and this says how much.
-
-    Args:
-        K_aa: ``(*batch, m_a, m_a)``.
-        K_ar: ``(*batch, m_a, r)``, ``r`` landmarks.
-        k_rr: ``(*batch, r)``.
-
-    Returns:
-        ``(*batch,)``.
-    """
-    A_r = solve_lower(cholesky(K_aa), K_ar)
-    return (k_rr - squared_norm(A_r, -2)).mean(-1)
 
 
 def to_sites(past: PseudoObservations, s: Tensor) -> PseudoObservations:

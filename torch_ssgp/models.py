@@ -41,6 +41,9 @@ from torch_ssgp.sites import SiteObjective, maximize_any
 from torch_ssgp.summary import PosteriorSummary
 
 
+NUM_LANDMARKS = 100  # inputs kept to judge hyperparameters by
+
+
 class StreamingGP(GP):
     r"""Sparse Gaussian process regression on a stream.
 
@@ -158,7 +161,7 @@ class StreamingGP(GP):
         past = self.summary.discount(forget)
         evidence_before = self._evidence(past)
 
-        objective = self._objective(data, past)
+        objective = self._objective(data, past, learn=num_steps > 0)
         if self.summary.is_empty and learn_hyperparameters and num_steps:
             if isinstance(objective, SiteObjective):
                 initialize_sites(objective)
@@ -405,14 +408,18 @@ class StreamingGP(GP):
             return x.new_zeros(*self.batch_shape, 0, x.size(-1))
         return self.summary.inducing_points.to(x.dtype)
 
-    def _objective(self, data: NewData, past: PseudoObservations) -> StreamingObjective:
-        """The bound of this update on working copies of all modules."""
+    def _objective(
+        self, data: NewData, past: PseudoObservations, learn: bool = False
+    ) -> StreamingObjective:
+        """The bound of this update, on working copies of all modules if they learn."""
         dtype = data.y.dtype
         shared = self._shares_noise(data.noise)
-        mean, kernel, likelihood = (
-            deepcopy(module).to(dtype)
-            for module in (self.mean_module, self.covar_module, self.likelihood)
-        )
+        kernel, mean, likelihood = self._frozen_modules(dtype)
+        if learn:
+            kernel, mean, likelihood = (
+                deepcopy(module).to(dtype)
+                for module in (self.covar_module, self.mean_module, self.likelihood)
+            )
         gaussian = likelihoods.is_gaussian(self.likelihood)
         return (StreamingObjective if gaussian else SiteObjective)(
             mean,
@@ -488,7 +495,7 @@ class StreamingGP(GP):
             "noise_scale": _stored(s),
             "shared_noise": objective.shared_noise,
             "landmarks": _stored(
-                self.summary.with_landmarks(objective.data.x, self.num_inducing)
+                self.summary.with_landmarks(objective.data.x, NUM_LANDMARKS)
             ),
         }
         return bound, loss, state

@@ -22,7 +22,7 @@ from gpytorch.means import Mean
 from linear_operator import to_dense
 from torch import Tensor
 
-from torch_ssgp.exceptions import ArgumentError, UnsupportedLikelihoodError
+from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.functional import PriorBlocks
 
 
@@ -102,6 +102,7 @@ def prior_blocks(
     z_a: Tensor,
     jitter: float,
     same: Tensor,
+    landmarks: Tensor | None = None,
 ) -> PriorBlocks:
     """Evaluate the prior at new inducing points, new data and old inducing points.
 
@@ -114,12 +115,18 @@ def prior_blocks(
         jitter: Relative jitter.
         same: ``(*batch, m_b, n + m_a)``, which rows of ``z_b`` are which of
             ``[x; z_a]``, see :func:`same_points`.
+        landmarks: ``(*batch, r, d)`` inputs of the past.
 
     Returns:
         The blocks, jitter included.
     """
     sizes = [x.size(-2), z_a.size(-2)]
-    K_bb, K_bo, variance = inducing_gram(kernel, z_b, jitter, torch.cat([x, z_a], -2))
+    others = [x, z_a] if landmarks is None else [x, z_a, landmarks]
+    K_bb, K_bo, variance = inducing_gram(kernel, z_b, jitter, torch.cat(others, -2))
+    K_br = k_rr = None
+    if landmarks is not None:
+        K_bo, K_br = K_bo.split([sum(sizes), landmarks.size(-2)], -1)
+        k_rr = kernel(landmarks, diag=True)
     # A point that is an inducing point is that variable, jitter included.
     K_bo = torch.where(same, K_bb.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), K_bo)
     K_bf, K_ba = K_bo.split(sizes, -1)
@@ -130,21 +137,12 @@ def prior_blocks(
         K_aa = K_bb.new_zeros(*K_bb.shape[:-2], 0, 0)
     means = mean(torch.cat([z_b, x, z_a], -2))
     m_b, m_f, m_a = means.split([z_b.size(-2), *sizes], -1)
-    return PriorBlocks(K_bb, K_bf, k_ff, K_ba, K_aa, m_b, m_f, m_a)
+    return PriorBlocks(K_bb, K_bf, k_ff, K_ba, K_aa, m_b, m_f, m_a, K_br, k_rr)
 
 
 def has_shared_noise(likelihood: Likelihood) -> bool:
     """Whether all data, past and future, have the one noise of the likelihood."""
     return isinstance(likelihood, GaussianLikelihood)
-
-
-def check_gaussian(likelihood: Likelihood) -> None:
-    """Raise unless the likelihood has a noise in closed form."""
-    if not isinstance(likelihood, GaussianLikelihood | FixedNoiseGaussianLikelihood):
-        raise UnsupportedLikelihoodError(
-            f"{type(likelihood).__name__} has no noise in closed form; expected "
-            "GaussianLikelihood or FixedNoiseGaussianLikelihood."
-        )
 
 
 def observation_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:

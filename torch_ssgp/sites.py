@@ -403,6 +403,11 @@ class SiteObjective(StreamingObjective):
             self.sites = self.sites.move(goal, self.step.unsqueeze(-1))
         return bound
 
+    def total(self) -> tuple[Tensor, Tensor]:
+        """What the inner loop maximises, and the bounds ``(*batch,)`` in it."""
+        bound = self()
+        return bound.sum() + self.log_prior(), bound
+
     def _adapt_step(self, bound: Tensor) -> None:
         if self.coupled:
             bound = bound.sum(-1, keepdim=True).expand(bound.shape)
