@@ -57,7 +57,11 @@ def main(
 
     model = StreamingGP(ScaleKernel(MaternKernel()), num_inducing=40)
     figure, panels = require_pyplot().subplots(
-        (num_batches + 1) // 2, 2, figsize=(10, 1 + num_batches), sharex=True, sharey=True
+        (num_batches + 1) // 2,
+        2,
+        figsize=(10, 1 + num_batches),
+        sharex=True,
+        sharey=True,
     )
     panels = panels.flatten()
     rows: list[dict[str, float]] = []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import streams
 import torch
+
+import streams
 from benchmark import run_stream
 
 # Figures for this stream are usually given in units of the spread of the first 1,000

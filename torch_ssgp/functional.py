@@ -188,7 +188,9 @@ def project(
         blocks.append(prior.K_br)
     A = solve_lower(L, torch.cat(blocks, -1))
     A_f, A_a, *A_r = A.split([block.size(-1) for block in blocks], -1)
-    blur = (prior.k_rr - squared_norm(A_r[0], -2)).mean(-1) if A_r else None
+    blur = None
+    if prior.k_rr is not None:
+        blur = (prior.k_rr - squared_norm(A_r[0], -2)).mean(-1)
     r_f, lost_f, rho = y - prior.m_f, prior.k_ff - squared_norm(A_f, -2), past.rho
     if noise is not None:
         w = (s.unsqueeze(-1) / noise).sqrt().expand(y.shape)

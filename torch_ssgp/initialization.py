@@ -14,6 +14,7 @@ from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
+from gpytorch.module import Module
 from torch import Tensor, nn
 
 from torch_ssgp import functional as F
@@ -63,11 +64,10 @@ def initialize_from_data(
         for k in kernel.modules()
         if (name := _length_name(k)) and _untouched(getattr(k, name))
     ]
-    noise = getattr(likelihood, "noise_covar", None)
-    if not isinstance(likelihood, GaussianLikelihood) or not _untouched(
-        noise.raw_noise
-    ):
-        noise = None
+    noise = None
+    if isinstance(likelihood, GaussianLikelihood):
+        free = _untouched(likelihood.noise_covar.raw_noise)
+        noise = likelihood.noise_covar if free else None
     if not lengths and noise is None:
         return
     _search(mean, kernel, likelihood, x, y, lengths, noise, variance)
@@ -150,7 +150,7 @@ def _spread(kernel: Kernel, name: str, x: Tensor) -> Tensor:
     return torch.where(spread > 0, spread, torch.ones_like(spread))
 
 
-def _set(module: nn.Module, name: str, value: Tensor) -> None:
+def _set(module: Module, name: str, value: Tensor) -> None:
     raw = getattr(module, name)
     constraint: Interval = module.constraint_for_parameter_name(name)
     value = _fit_shape(value, raw)

@@ -40,7 +40,6 @@ from torch_ssgp.site_initialization import initialize_sites
 from torch_ssgp.sites import SiteObjective, maximize_any
 from torch_ssgp.summary import PosteriorSummary
 
-
 NUM_LANDMARKS = 100  # inputs kept to judge hyperparameters by
 
 

@@ -71,12 +71,13 @@ def inducing_gram(
         K = gram(kernel, z, torch.cat([z, others], -2))
     # Distances of a point to itself are not exactly zero in a rectangular call.
     k_zz = kernel(z, diag=True)
-    if not isinstance(jitter, Tensor):
-        jitter = jitter * k_zz.mean(-1, keepdim=True)
+    variance = (
+        jitter if isinstance(jitter, Tensor) else jitter * k_zz.mean(-1, keepdim=True)
+    )
     eye = torch.eye(num_inducing, dtype=torch.bool, device=z.device)
     K_zz, K_zo = K.split([num_inducing, K.size(-1) - num_inducing], -1)
-    K_zz = torch.where(eye, (k_zz + jitter).unsqueeze(-1), K_zz)
-    return InducingGram(K_zz, K_zo, jitter)
+    K_zz = torch.where(eye, (k_zz + variance).unsqueeze(-1), K_zz)
+    return InducingGram(K_zz, K_zo, variance)
 
 
 def same_points(z: Tensor, points: Tensor) -> Tensor:

@@ -19,8 +19,7 @@ def require_pyplot() -> Any:
         from matplotlib import pyplot
     except ImportError as error:
         raise MissingDependencyError(
-            "Plotting needs matplotlib. Install it with: "
-            "pip install 'torch_ssgp[plot]'"
+            "Plotting needs matplotlib. Install it with: pip install 'torch_ssgp[plot]'"
         ) from error
     return pyplot
 
