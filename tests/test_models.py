@@ -359,7 +359,26 @@ def test_a_thousand_updates_lose_nothing_and_keep_nothing():
     )
 
 
-def test_float32_stream_is_as_accurate_as_float64():
+def test_a_thousand_float32_updates_are_as_accurate_as_float64():
+    x, y = draw(100_000)
+    z = torch.linspace(0, 8, 100, dtype=torch.float64).unsqueeze(-1)
+    rmse = []
+    for dtype in (torch.float64, torch.float32):
+        model = make(RBFKernel()).to(dtype)
+        for i in range(0, 100_000, 100):
+            model.update(
+                x[i : i + 100].to(dtype),
+                y[i : i + 100].to(dtype),
+                num_steps=0,
+                inducing_points=z.to(dtype),
+            )
+        error = model(x[:2000].to(dtype)).mean.double() - y[:2000]
+        rmse.append(error.square().mean().sqrt())
+    torch.testing.assert_close(rmse[1], rmse[0], rtol=0.01, atol=0)
+    assert rmse[0] == pytest.approx(0.1, rel=0.05)
+
+
+def test_float32_learns_as_accurately_as_float64():
     x, _ = draw(3000)
     y = torch.sin(3 * x[:, 0]) + 0.1 * torch.randn(3000).double()
     rmse = []

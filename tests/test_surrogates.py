@@ -226,6 +226,25 @@ def test_streamed_fit_finds_the_hyperparameters_of_the_exact_fit() -> None:
     )
 
 
+def test_restarting_leaves_hyperparameters_that_fit_only_the_past() -> None:
+    X, Y = data(30)
+    ours = SingleTaskStreamingGP(X[:5], Y[:5])
+    # A mode far from the data: the lengthscales of another function.
+    ours.covar_module.lengthscale = torch.tensor([[0.03, 20.0]], dtype=torch.float64)
+    stuck = deepcopy(ours)
+    result = ours.update(X[5:], Y[5:], restandardize=True)
+    without = stuck.update(X[5:], Y[5:], restandardize=True, restart=False)
+    assert float(result.bound) > float(without.bound) + 5
+    fresh = SingleTaskStreamingGP(X, Y)
+    fresh.fit()
+    torch.testing.assert_close(
+        ours.covar_module.lengthscale,
+        fresh.covar_module.lengthscale,
+        rtol=0.1,
+        atol=0.0,
+    )
+
+
 # -- conditioning ---------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ from torch_ssgp.modules import (
 
 Callback = Callable[[int, Tensor], Any]
 
+LEARNING_RATES = {"adam": 0.05, "lbfgs": 1.0}
 CHECK_EVERY = 10  # steps between two looks at the loss: a device waits only there
 PATIENCE = 20  # steps without progress that make a plateau
 
@@ -389,7 +390,7 @@ def maximize(
     objective: StreamingObjective,
     *,
     num_steps: int,
-    lr: float,
+    lr: float | None,
     optimizer: str,
     learn_hyperparameters: bool,
     learn_inducing_points: bool,
@@ -402,7 +403,8 @@ def maximize(
     Args:
         objective: The bound of one update.
         num_steps: Budget of gradient steps.
-        lr: Learning rate, in the units of :func:`coordinates`.
+        lr: Learning rate, in the units of :func:`coordinates`; by default 0.05 for
+            Adam and 1 for L-BFGS.
         optimizer: ``"adam"`` or ``"lbfgs"``.
         learn_hyperparameters: Whether to move hyperparameters.
         learn_inducing_points: Whether to move inducing points.
@@ -426,7 +428,7 @@ def maximize(
     ascent = _Ascent(objective, variables, _chain(callback, bar))
     run = {"adam": _adam, "lbfgs": _lbfgs}[optimizer]
     try:
-        converged = run(ascent, num_steps, lr, tolerance)
+        converged = run(ascent, num_steps, lr or LEARNING_RATES[optimizer], tolerance)
     finally:
         if bar is not None:
             bar.close()
@@ -452,10 +454,10 @@ def _adam(ascent: _Ascent, num_steps: int, lr: float, tolerance: float) -> bool:
     return False
 
 
-def _lbfgs(ascent: _Ascent, num_steps: int, lr: float, tolerance: float) -> bool:
+def _lbfgs(ascent: _Ascent, num_steps: int, lr: float, _: float) -> bool:
     optimizer = torch.optim.LBFGS(
         ascent.etas,
-        lr=lr if lr >= 0.5 else 1.0,
+        lr=lr,
         max_iter=num_steps,
         tolerance_change=1e-9,
         line_search_fn="strong_wolfe",

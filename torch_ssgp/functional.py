@@ -215,10 +215,10 @@ def project(
         r_a = solve_lower(L_a, r_a.unsqueeze(-1)).squeeze(-1)
         loss = s / alpha * (v_f.log().sum(-1) + log_det(L_a))
 
-    r_f, r_a = _broadcast_rows(r_f, r_a)
+    r_f, r_a = broadcast_rows(r_f, r_a)
     return Projection(
         L=L,
-        A=torch.cat(_broadcast_matrices(A_f, G), -1),
+        A=torch.cat(broadcast_matrices(A_f, G), -1),
         r=torch.cat([r_f, r_a], -1),
         loss=loss,
         rho=rho,
@@ -227,12 +227,14 @@ def project(
     )
 
 
-def _broadcast_rows(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def broadcast_rows(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Two vectors with the batch dimensions of both."""
     batch = torch.broadcast_shapes(u.shape[:-1], v.shape[:-1])
     return u.expand(*batch, -1), v.expand(*batch, -1)
 
 
-def _broadcast_matrices(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+def broadcast_matrices(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """Two matrices with the batch dimensions of both."""
     batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
     return A.expand(*batch, -1, -1), B.expand(*batch, -1, -1)
 
@@ -371,10 +373,10 @@ def observe(
     w = (s.unsqueeze(-1) / noise).sqrt()
     w = w.expand(*w.shape[:-1], y.size(-1))
     W = torch.diag_embed(w)
-    U, W = _broadcast_matrices(past.U, W)
+    U, W = broadcast_matrices(past.U, W)
     upper = torch.cat([U, U.new_zeros(*U.shape[:-1], W.size(-1))], -1)
     lower = torch.cat([W.new_zeros(*W.shape[:-1], U.size(-1)), W], -1)
-    g, wy = _broadcast_rows(past.g, w * y)
+    g, wy = broadcast_rows(past.g, w * y)
     return PseudoObservations(
         U=torch.cat([upper, lower], -2),
         g=torch.cat([g, wy], -1),

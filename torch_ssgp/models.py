@@ -121,7 +121,7 @@ class StreamingGP(GP):
         noise: Tensor | None = None,
         *,
         num_steps: int = 100,
-        lr: float = 0.05,
+        lr: float | None = None,
         optimizer: str = "adam",
         learn_hyperparameters: bool = True,
         learn_inducing_points: bool = True,
@@ -139,7 +139,7 @@ class StreamingGP(GP):
                 keeps the noise it has (site form).
             num_steps: Budget of the inner loop; 0 for the closed form alone.
             lr: Learning rate, in units of log-hyperparameters and of the spacing of
-                inducing points.
+                inducing points; by default 0.05 for Adam, 1 for L-BFGS.
             optimizer: ``"adam"`` or ``"lbfgs"``.
             learn_hyperparameters: Whether the inner loop moves hyperparameters.
             learn_inducing_points: Whether it moves inducing points.
@@ -241,7 +241,7 @@ class StreamingGP(GP):
         past = past._replace(rho=past.rho + offset)
         sigma2 = observation_noise(likelihood, data.noise)
         jitter = settings.jitter.of(data.y.dtype)
-        z_a, x_b = F._broadcast_matrices(self._old_points(data.x), data.x)
+        z_a, x_b = F.broadcast_matrices(self._old_points(data.x), data.x)
         if inducing_points is None:
             past = F.observe(past, data.y, sigma2, s)
             z = torch.cat([z_a, x_b], -2)
@@ -437,7 +437,7 @@ class StreamingGP(GP):
     def _as_sites(self, data: NewData) -> tuple[NewData, Tensor]:
         """Gaussian data that say the same, and what to add to the residual for it."""
         x, past = data.x.detach(), self.summary.pseudo_observations
-        z_a, x = F._broadcast_matrices(self._old_points(x), x)
+        z_a, x = F.broadcast_matrices(self._old_points(x), x)
         objective = self._objective(NewData(x, data.y.detach(), None), past)
         objective.z_a = z_a
         objective.start_at(torch.cat([z_a, x], -2))

@@ -72,7 +72,7 @@ class MultiOutputGP(nn.Module):
         noise: Tensor | None = None,
         *,
         num_steps: int = 100,
-        lr: float = 0.05,
+        lr: float | None = None,
         optimizer: str = "adam",
         learn_hyperparameters: bool = True,
         learn_inducing_points: bool = True,

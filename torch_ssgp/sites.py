@@ -168,13 +168,13 @@ def marginals(basis: Basis, sites: Sites) -> Marginals:
     Returns:
         Means, variances and cost of q.
     """
-    A_f, G = F._broadcast_matrices(basis.A_f, basis.G)
+    A_f, G = F.broadcast_matrices(basis.A_f, basis.G)
     eye = torch.eye(A_f.size(-2), dtype=A_f.dtype, device=A_f.device)
     weighted = A_f * sites.precision.unsqueeze(-2)
     L_D = F.cholesky(eye + weighted @ A_f.mT + G @ G.mT)
     shift = F.matvec(A_f, sites.linear - sites.precision * basis.m_f)
     h = (shift + F.matvec(G, basis.r_a)).unsqueeze(-1)
-    solved = F.solve_lower(L_D, torch.cat(F._broadcast_matrices(A_f, h), -1))
+    solved = F.solve_lower(L_D, torch.cat(F.broadcast_matrices(A_f, h), -1))
     B_f, c = solved[..., :-1], solved[..., -1:]
     mu = torch.linalg.solve_triangular(L_D.mT, c, upper=True).squeeze(-1)
     explained = F.squared_norm(B_f, -2)
@@ -473,7 +473,7 @@ def maximize_any(
     objective: StreamingObjective,
     *,
     num_steps: int,
-    lr: float,
+    lr: float | None,
     optimizer: str,
     learn_hyperparameters: bool,
     learn_inducing_points: bool,

@@ -13,8 +13,10 @@ This is the only module that needs BoTorch: ``pip install 'torch_ssgp[botorch]'`
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -34,7 +36,7 @@ from torch import Tensor, nn
 
 from torch_ssgp import functional as F
 from torch_ssgp import settings
-from torch_ssgp.exceptions import MissingDependencyError
+from torch_ssgp.exceptions import FactorizationError, MissingDependencyError
 from torch_ssgp.fit import Callback, UpdateResult
 from torch_ssgp.inducing import InducingPolicy
 from torch_ssgp.models import StreamingGP
@@ -88,6 +90,7 @@ except ImportError as error:
 DENSE = 512
 
 FIT_OPTIONS = (
+    "restart",
     "num_steps",
     "lr",
     "optimizer",
@@ -114,6 +117,25 @@ class _Newest(NamedTuple):
     y: Tensor
     noise: Tensor | None
     forget: float
+
+
+class _Learned(NamedTuple):
+    """What an update of the core changes: its hyperparameters and its summary."""
+
+    parameters: list[Tensor]
+    summary: PosteriorSummary
+
+    @classmethod
+    def of(cls, core: StreamingGP) -> _Learned:
+        """As the core is now."""
+        return cls([p.detach().clone() for p in core.parameters()], core.summary)
+
+    @torch.no_grad()
+    def into(self, core: StreamingGP) -> None:
+        """Make the core what it was."""
+        for parameter, value in zip(core.parameters(), self.parameters, strict=True):
+            parameter.copy_(value)
+        core.summary = self.summary
 
 
 class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
@@ -236,7 +258,10 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self.register_buffer("target_squares", zeros.clone())
         self.register_buffer("average_noise", X.new_ones(*aug_batch_shape, 1))
         self._newest: _Newest | None = None
-        self._absorb(train_X, train_Y, train_Yvar, forget=1.0, num_steps=0)
+        self._initial = _Learned.of(self.model).parameters
+        self._absorb(
+            train_X, train_Y, train_Yvar, forget=1.0, restart=False, num_steps=0
+        )
         self.eval()
 
     # -- what BoTorch asks of a model -----------------------------------------------
@@ -315,8 +340,9 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Yvar: Tensor | None = None,
         *,
         restandardize: bool = False,
+        restart: bool = True,
         num_steps: int = 100,
-        lr: float = 0.05,
+        lr: float | None = None,
         optimizer: str = "adam",
         learn_hyperparameters: bool = True,
         learn_inducing_points: bool = False,
@@ -334,6 +360,9 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 required if the model has fixed noise.
             restandardize: Standardise by all outcomes seen, these included, before
                 learning; see :meth:`restandardize`.
+            restart: Whether to learn twice, from the hyperparameters as they are and
+                from those of a new model, and keep what has the larger bound. What
+                fits the first few evaluations may be far from what fits all.
             num_steps: Budget of the inner loop; 0 for the closed form alone.
             lr: Learning rate.
             optimizer: ``"adam"`` or ``"lbfgs"``.
@@ -364,6 +393,7 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 Y,
                 Yvar,
                 forget=forget,
+                restart=restart and learn_hyperparameters and num_steps > 0,
                 num_steps=num_steps,
                 lr=lr,
                 optimizer=optimizer,
@@ -381,8 +411,9 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def fit(
         self,
         *,
+        restart: bool = True,
         num_steps: int = 200,
-        lr: float = 0.05,
+        lr: float | None = None,
         optimizer: str = "adam",
         learn_hyperparameters: bool = True,
         learn_inducing_points: bool = False,
@@ -394,6 +425,7 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         The newest data are those of the last :meth:`update`, or of the constructor.
 
         Args:
+            restart: As in :meth:`update`.
             num_steps: Budget of the inner loop.
             lr: Learning rate.
             optimizer: ``"adam"`` or ``"lbfgs"``.
@@ -411,26 +443,23 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 "There are no newest data to train on: this model was loaded or "
                 "conditioned. Call update(X, Y) with the next data instead."
             )
-        core, summary = self.model, self.model.summary
+        core = self.model
         y = newest.y.to(device=core.device, dtype=core.dtype)
-        try:
-            core.summary = deepcopy(newest.summary).to(device=core.device)
-            return core.update(
-                newest.x.to(y),
-                y,
-                None if newest.noise is None else newest.noise.to(y),
-                forget=newest.forget,
-                num_steps=num_steps,
-                lr=lr,
-                optimizer=optimizer,
-                learn_hyperparameters=learn_hyperparameters,
-                learn_inducing_points=learn_inducing_points,
-                progress=progress,
-                callback=callback,
-            )
-        except BaseException:
-            core.summary = summary
-            raise
+        return self._learn(
+            deepcopy(newest.summary).to(device=core.device),
+            newest.x.to(y),
+            y,
+            None if newest.noise is None else newest.noise.to(y),
+            forget=newest.forget,
+            restart=restart and learn_hyperparameters and num_steps > 0,
+            num_steps=num_steps,
+            lr=lr,
+            optimizer=optimizer,
+            learn_hyperparameters=learn_hyperparameters,
+            learn_inducing_points=learn_inducing_points,
+            progress=progress,
+            callback=callback,
+        )
 
     def custom_fit(
         self,
@@ -514,7 +543,7 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             if hasattr(self, "outcome_transform"):
                 Y, Yvar = self.outcome_transform(Y, Yvar, X=X)
         x, y, noise = self._to_core(X, Y, Yvar)
-        result = self.model.update(x, y, noise, forget=forget, **options)
+        result = self._learn(before, x, y, noise, forget=forget, **options)
         if noise is not None and self._has_fixed_noise:
             weight = y.size(-1) / moments[0]
             average = noise.mean(-1, keepdim=True)
@@ -523,6 +552,46 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self.num_targets, self.target_mean, self.target_squares = moments
         self._newest = _Newest(before, x, y, noise, forget)
         return result
+
+    def _learn(
+        self,
+        before: PosteriorSummary,
+        x: Tensor,
+        y: Tensor,
+        noise: Tensor | None,
+        *,
+        restart: bool,
+        **options: Any,
+    ) -> UpdateResult:
+        """Update the core from a summary, from one start or two; the better stays."""
+        core, now = self.model, _Learned.of(self.model)
+        starts = [now.parameters]
+        if restart and any(
+            not torch.equal(a, b.to(a))
+            for a, b in zip(now.parameters, self._initial, strict=True)
+        ):
+            starts.append(self._initial)
+        start_time = time.perf_counter()
+        best: tuple[float, UpdateResult, _Learned] | None = None
+        for parameters in starts:
+            _Learned(parameters, deepcopy(before)).into(core)
+            try:
+                result = core.update(x, y, noise, **options)
+            except FactorizationError:
+                if best is None:
+                    now.into(core)
+                    raise
+                continue
+            except BaseException:
+                now.into(core)
+                raise
+            score = float(result.bound.sum() + _log_prior(core))
+            if best is None or score > best[0]:
+                best = score, result, _Learned.of(core)
+        assert best is not None
+        _, result, learned = best
+        learned.into(core)
+        return replace(result, seconds=time.perf_counter() - start_time)
 
     def _training_inputs(self, X: Tensor) -> Tensor:
         if hasattr(self, "input_transform"):
@@ -850,6 +919,13 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         )
         model = self._with_core(core)
         model._num_outputs = len(chosen)
+        batch = self._parameter_batch
+        model._initial = [
+            _select(value, len(batch) - 1, chosen)
+            if value.shape[: len(batch)] == batch
+            else value.clone()
+            for value in self._initial
+        ]
         tail = (len(chosen),) if len(chosen) > 1 else ()
         model._parameter_batch = torch.Size((*self._parameter_batch[:-1], *tail))
         model.target_mean = self.target_mean[..., chosen]
@@ -940,6 +1016,14 @@ def _check_data(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
     _check_finite(Y, "Y")
     if Yvar is not None:
         _check_variances(Yvar, "Yvar")
+
+
+def _log_prior(core: StreamingGP) -> Tensor | float:
+    """Log-density of the hyperparameters under their priors."""
+    return sum(
+        prior.log_prob(value(module)).sum().detach()
+        for _, module, prior, value, _ in core.named_priors()
+    )
 
 
 def _standardization(
