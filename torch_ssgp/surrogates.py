@@ -572,6 +572,7 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         ):
             starts.append(self._initial)
         start_time = time.perf_counter()
+        blur = _blur(core, before, before.landmarks) if len(starts) > 1 else None
         best: tuple[float, UpdateResult, _Learned] | None = None
         for parameters in starts:
             _Learned(parameters, deepcopy(before)).into(core)
@@ -586,6 +587,11 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 now.into(core)
                 raise
             score = float(result.bound.sum() + _log_prior(core))
+            if blur is not None:
+                # As in StreamingObjective.hidden_loss, from either start alike.
+                rise = _blur(core, core.summary, before.landmarks) - blur
+                loss = 0.5 * before.num_data * rise.clamp_min(0)
+                score -= float((loss / core.summary.noise_scale).sum())
             if best is None or score > best[0]:
                 best = score, result, _Learned.of(core)
         assert best is not None
@@ -1026,6 +1032,19 @@ def _log_prior(core: StreamingGP) -> Tensor | float:
     )
 
 
+@torch.no_grad()
+def _blur(core: StreamingGP, summary: PosteriorSummary, landmarks: Tensor) -> Tensor:
+    """Prior variance at landmarks that inducing points leave unexplained, averaged."""
+    if landmarks.size(-2) == 0 or not bool(summary.shared_noise):
+        return summary.noise_scale.new_zeros(())
+    kernel, z = core._frozen_modules(summary.g.dtype)[0], summary.inducing_points
+    jitter = settings.jitter.of(z.dtype)
+    K_zz, K_zr, _ = inducing_gram(kernel, z, jitter, landmarks.to(z))
+    A = F.solve_lower(F.cholesky(K_zz), K_zr)
+    lost = kernel(landmarks.to(z), diag=True) - F.squared_norm(A, -2)
+    return lost.clamp_min(0).mean(-1)
+
+
 def _standardization(
     count: Tensor, mean: Tensor, squares: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -1078,6 +1097,7 @@ def _select_outputs(
         "prior_mean": 1,
         "prior_cholesky": 2,
         "noise_scale": 0,
+        "landmarks": 2,
     }
     tail = (len(chosen),) if len(chosen) > 1 else ()
     new.batch_shape = torch.Size((*core.batch_shape[:-1], *tail))
@@ -1115,6 +1135,7 @@ def _repeated(core: StreamingGP, batch: torch.Size) -> StreamingGP:
         summary.prior_cholesky,
         summary.noise_scale,
         bool(summary.shared_noise),
+        summary.landmarks,
     )
     return new
 
@@ -1171,7 +1192,7 @@ def _rescaled_summary(
     past = F.rescale(past, scale.to(dtype), shift.to(dtype), shared)
     K = inducing_gram(kernel, z, settings.jitter.of(dtype)).K_zz
     s = core._noise_scale(likelihood, past.g, shared)
-    new.set(z, past, mean(z), F.cholesky(K), s, shared)
+    new.set(z, past, mean(z), F.cholesky(K), s, shared, summary.landmarks)
     return new
 
 
