@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py core       cost of an update against its floor
     python scripts/benchmark.py stream     the paper's pseudo-periodic stream
+    python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
     python scripts/benchmark.py report     docs/benchmarks.md from what was written
 
 Absolute times depend on the machine; ratios within one run do not, as far as that is
@@ -196,7 +197,15 @@ def stream(repeats: int = 0) -> list[Row]:
     return rows
 
 
-COMMANDS = {"core": core, "stream": stream}
+def bayesopt(repeats: int = 0) -> list[Row]:
+    """Cost, fantasies and regret of the BoTorch surrogate; regret takes long."""
+    del repeats
+    import bench_bayesopt  # needs the extra botorch
+
+    return [row for rows in bench_bayesopt.run().values() for row in rows]
+
+
+COMMANDS = {"core": core, "stream": stream, "bayesopt": bayesopt}
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = """# Benchmarks
 
@@ -246,7 +255,7 @@ def report() -> None:
     """Write the page of the docs from the JSON files beside it."""
     tables = {
         name: markdown(json.loads((DOCS / "data" / f"{name}.json").read_text()))
-        for name in COMMANDS
+        for name in ("core", "stream")
     }
     values = streams.pseudo_periodic_values()
     unit = (values[:2000:2].std() / values[:1000].std()).item()
