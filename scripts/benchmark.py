@@ -232,6 +232,14 @@ series, RMSE is {unit:.3f} times as large and the log-likelihood {shift:+.3f}.
 With 100 inducing points the fastest component of the series cannot be resolved, in
 batch inference neither; the paper's form of the past, which keeps the noise it had,
 does not survive that. With 200 points all is resolved.
+
+## Bayesian optimisation
+
+Written by `scripts/bench_bayesopt.py fantasies cost --out docs/data/bayesopt.json`. A
+batch of fantasies against a loop over them; one update and one acquisition against the
+same at 200 evaluations, beside the refit of BoTorch's exact model.
+
+{bayesopt}
 """
 
 
@@ -257,6 +265,8 @@ def report() -> None:
         name: markdown(json.loads((DOCS / "data" / f"{name}.json").read_text()))
         for name in ("core", "stream")
     }
+    bayesopt = json.loads((DOCS / "data" / "bayesopt.json").read_text())
+    tables["bayesopt"] = markdown([row for rows in bayesopt.values() for row in rows])
     values = streams.pseudo_periodic_values()
     unit = (values[:2000:2].std() / values[:1000].std()).item()
     page = PAGE.format(**tables, unit=unit, shift=-math.log(unit))

@@ -23,6 +23,7 @@ from botorch.acquisition.max_value_entropy_search import (
     qLowerBoundMaxValueEntropy,
     qMaxValueEntropy,
 )
+from botorch.acquisition.multi_objective import logei
 from botorch.acquisition.multi_objective.logei import (
     qLogExpectedHypervolumeImprovement,
     qLogNoisyExpectedHypervolumeImprovement,
@@ -61,6 +62,12 @@ from torch_ssgp.surrogates import SingleTaskStreamingGP
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 TOLERANCE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep BoTorch 0.18 from compiling an extension for qLogEHVI, or warning."""
+    monkeypatch.setattr(logei, "_load_attempted", True)
 
 
 def outcomes(X: Tensor, m: int = 1) -> Tensor:
