@@ -35,6 +35,7 @@ from torch_ssgp.fit import UpdateResult
 from torch_ssgp.inducing import GreedyInformation, InducingPolicy
 from torch_ssgp.mlls import StreamingELBO
 from torch_ssgp.models import StreamingGP
+from torch_ssgp.multioutput import MultiOutputGP
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.variational import (
     IndependentMultitaskStreamingStrategy,
@@ -47,6 +48,7 @@ __all__ = [
     "IndependentMultitaskStreamingStrategy",
     "InducingPolicy",
     "LMCStreamingStrategy",
+    "MultiOutputGP",
     "PosteriorSummary",
     "StreamingELBO",
     "StreamingGP",
