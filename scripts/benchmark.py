@@ -215,8 +215,7 @@ Written by `scripts/benchmark.py report` from the files that `--json` wrote.
 
 `floor_ms` is one product `A @ A.T` and one Cholesky factorisation of the size of the
 update, in the same run on one thread; the other columns are ratios to it. Small sizes
-are dominated by the overhead of many small operations, large ones by arithmetic: a
-gradient step needs about ten times the arithmetic of the floor.
+are dominated by the overhead of many small operations, large ones by arithmetic.
 
 {core}
 

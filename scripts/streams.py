@@ -558,58 +558,6 @@ def drift(
     )
 
 
-def toy_function(x: Tensor) -> Tensor:
-    """Slow on the left, fast in the middle, a level that drops on the right.
-
-    Args:
-        x: Inputs, any shape.
-
-    Returns:
-        Values of the same shape.
-    """
-    middle = torch.sigmoid(4 * (x - 4)) * torch.sigmoid(4 * (7.5 - x))
-    drop = torch.sigmoid(6 * (x - 8.5))
-    return torch.sin(0.9 * x) + 0.7 * middle * torch.sin(5 * x) - 1.5 * drop
-
-
-def toy_regression(
-    seed: int = 0,
-    *,
-    batches: int = 6,
-    batch: int = 60,
-    noise: float = 0.15,
-    num_batches: int | None = None,
-    num_test: int = 500,
-) -> Stream:
-    """A non-stationary toy series for the demo, from left to right on [0, 10].
-
-    Args:
-        seed: Seed of inputs and noise.
-        batches: Number of batches, each the next piece of the range.
-        batch: Size of every batch.
-        noise: Standard deviation of the noise.
-        num_batches: Only so many batches; the test set covers their range.
-        num_test: Number of test rows, evenly spaced.
-
-    Returns:
-        The stream, not scaled further (values are of order 1).
-    """
-    gen = _generator(seed)
-    parts = []
-    for k in range(batches):
-        x = (k + _uniform(batch, gen)) * 10 / batches
-        parts.append(_observe(toy_function, x, noise, gen))
-    parts = parts[:num_batches]
-    end = 10 * len(parts) / batches
-    x_test = torch.linspace(0, end, num_test, dtype=torch.float64)
-    return Stream(
-        "toy_regression",
-        parts,
-        *_observe(toy_function, x_test.unsqueeze(-1), noise, gen),
-        notes=f"left to right; noise std {noise}",
-    )
-
-
 # ------------------------------------------------------------------------ helpers
 
 

@@ -114,7 +114,7 @@ def test_any_split_and_order_equals_one_batch(kernel, alpha, share_noise):
 
 
 @pytest.mark.parametrize("batch_shape", [(3,), (2, 2)])
-@pytest.mark.parametrize("alpha", [0.0, 0.5])
+@pytest.mark.parametrize("alpha", [0.0, 0.01, 0.5, 1.0])
 def test_batched_streams_with_own_noise_per_point_equal_one_batch(batch_shape, alpha):
     x, y = draw(500, batch_shape)
     noise = 0.02 + 0.1 * torch.rand_like(y)
@@ -681,12 +681,9 @@ def test_nothing_in_the_summary_asks_for_gradients():
 
 
 def test_updates_leave_the_global_generator_alone():
-    before = torch.get_rng_state()
-    model, _, _ = (torch.manual_seed(0), _trained())[1]
     torch.manual_seed(0)
     draw(80)
     after_data = torch.get_rng_state()
     torch.manual_seed(0)
-    _trained()
+    _trained()  # the same draw, then two updates
     assert torch.equal(torch.get_rng_state(), after_data)
-    torch.set_rng_state(before)

@@ -35,7 +35,6 @@ MADE_UP = [
     streams.revisiting,
     streams.repeated_iid,
     streams.drift,
-    streams.toy_regression,
 ]
 
 
@@ -197,14 +196,6 @@ def test_drift_turns_the_function_over():
     y_all = torch.cat([-stream.test_batches[0][1], y])[x_all.argsort()]
     x_all = x_all.sort().values
     assert ((y_all.diff() / x_all.diff()).abs() < 5).all()
-
-
-def test_toy_regression_arrives_left_to_right():
-    stream = streams.toy_regression(seed=1)
-    assert sizes(stream) == 6 * [60]
-    ends = [(x.min(), x.max()) for x, _ in stream.batches]
-    assert all(a[1] < b[0] for a, b in zip(ends, ends[1:], strict=False))
-    assert stream.x_test.shape == (500, 1)
 
 
 @pytest.mark.parametrize("make", MADE_UP)
