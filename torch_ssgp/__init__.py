@@ -32,7 +32,16 @@ through the rooms once:
 
 from torch_ssgp import exceptions, settings
 from torch_ssgp.fit import UpdateResult
-from torch_ssgp.inducing import GreedyInformation, InducingPolicy
+from torch_ssgp.inducing import (
+    AdaptiveBudget,
+    AllocatorPolicy,
+    GreedyInformation,
+    GreedyPolicy,
+    GreedyVariance,
+    InducingPolicy,
+    KeepOld,
+    RandomReplace,
+)
 from torch_ssgp.mlls import StreamingELBO
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.multioutput import MultiOutputGP
@@ -44,12 +53,18 @@ from torch_ssgp.variational import (
 )
 
 __all__ = [
+    "AdaptiveBudget",
+    "AllocatorPolicy",
     "GreedyInformation",
+    "GreedyPolicy",
+    "GreedyVariance",
     "IndependentMultitaskStreamingStrategy",
     "InducingPolicy",
+    "KeepOld",
     "LMCStreamingStrategy",
     "MultiOutputGP",
     "PosteriorSummary",
+    "RandomReplace",
     "StreamingELBO",
     "StreamingGP",
     "StreamingVariationalStrategy",

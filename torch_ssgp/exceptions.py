@@ -53,3 +53,7 @@ class StreamingGPWarning(UserWarning):
 
 class NumericalWarning(StreamingGPWarning):
     """An update that had to fall back to safer settings."""
+
+
+class BudgetWarning(StreamingGPWarning):
+    """Inducing points that are too few to keep what the stream said."""

@@ -52,7 +52,12 @@ class UpdateResult:
         converged: Whether the inner loop ended on a plateau, not on its budget.
         projection_loss: ``(*batch,)``, nats lost by projecting data and past on the
             inducing points.
+        projection_loss_before: ``(*batch,)``, the same before the inner loop, with
+            the inducing points it began with and the hyperparameters of before.
         num_inducing: Number of inducing points now.
+        num_kept: ``(*batch,)``, how many of the old inducing points are among them.
+        num_added: ``(*batch,)``, how many are new.
+        num_dropped: ``(*batch,)``, how many of the old ones are gone.
         seconds: Wall-clock time of the update.
     """
 
@@ -62,7 +67,11 @@ class UpdateResult:
     num_steps: int
     converged: bool
     projection_loss: Tensor
+    projection_loss_before: Tensor
     num_inducing: int
+    num_kept: Tensor
+    num_added: Tensor
+    num_dropped: Tensor
     seconds: float
 
 
@@ -117,6 +126,7 @@ class StreamingObjective(nn.Module):
         remembers = shared_noise and landmarks is not None and landmarks.size(-2) > 0
         self.landmarks = landmarks if remembers else None
         self.blur_before: Tensor | None = None
+        self.loss_before: Tensor | None = None  # nats, at the first call of `total`
 
     def noises(self) -> tuple[Tensor, Tensor]:
         """Noise of the new data ``(*batch, n)`` and noise scale ``(*batch,)``."""
@@ -186,6 +196,8 @@ class StreamingObjective(nn.Module):
     def total(self) -> tuple[Tensor, Tensor]:
         """What the inner loop maximises, and the bounds ``(*batch,)`` in it."""
         rows, s = self.project(self.prior())
+        if self.loss_before is None:
+            self.loss_before = (rows.loss / (2 * s)).detach()
         bound = F.evidence(rows, s)
         return bound.sum() + self.log_prior() - self.hidden_loss(rows, s), bound
 
@@ -299,28 +311,30 @@ JUMP_GAIN = 1.0
 
 
 @torch.no_grad()
-def _jump(objective: StreamingObjective, variables: list[Coordinate]) -> None:
+def _jump(ascent: _Ascent) -> None:
     """Let noise and scale jump where the stream did, before small steps begin.
 
     Small steps need many batches to follow a stream whose scale changes at once, and
     what is projected away in the meantime is gone.
     """
+    objective = ascent.objective
     scales = {
         id(parameter)
         for owner in (objective.likelihood, objective.kernel)
         for name, parameter in owner.named_parameters()
         if name.rsplit(".", 1)[-1] in ("raw_noise", "raw_outputscale")
     }
-    for variable in variables:
+    for variable in ascent.variables:
         if variable.floor is None or id(variable.parameter) not in scales:
             continue
         start = variable.eta.clone()
-        best, best_eta = objective.total()[0], start
+        best, best_eta = objective.total()[0] - ascent.leash(), start
         best = best + JUMP_GAIN * objective.data.y.numel()
         for factor in JUMPS:
             eta = (start + math.log(factor)).maximum(variable.floor)
             variable.parameter.copy_(variable.to_parameter(eta))
-            total, _ = objective.total()
+            variable.eta.copy_(eta)
+            total = objective.total()[0] - ascent.leash()
             better = total > best
             best = torch.where(better, total, best)
             best_eta = torch.where(better, eta, best_eta)
@@ -335,13 +349,28 @@ class _Ascent:
         self,
         objective: StreamingObjective,
         variables: list[Coordinate],
-        callback: Callback | None,
+        callback: Callback | None = None,
+        trust_region: float | None = None,
     ) -> None:
         self.objective, self.variables, self.callback = objective, variables, callback
         self.etas = [v.eta for v in variables]
+        self.trust_region = trust_region
+        self.tied = [  # logarithms of hyperparameters, and where they were
+            (v.eta, v.eta.detach().clone()) for v in variables if v.floor is not None
+        ]
         self.best_etas = [eta.detach().clone() for eta in self.etas]
         self.trace: list[Tensor] = []
         self.best: list[Tensor] = []
+
+    def leash(self) -> Tensor | float:
+        r"""Cost of leaving the trust region :math:`\tau`, in nats.
+
+        .. math:: \tfrac12 \sum_i (\log \theta_i / \theta_i^{old})^2 / \tau^2
+        """
+        if self.trust_region is None:
+            return 0.0
+        moves = [F.squared_norm((eta - old).flatten()) for eta, old in self.tied]
+        return 0.5 * sum(moves) / self.trust_region**2
 
     def loss(self) -> Tensor:
         """Negative objective per new datum; leaves its gradient in every ``eta``."""
@@ -352,6 +381,7 @@ class _Ascent:
                 variable.parameter.grad = None
                 variable.eta.grad = None
         total, bound = self.objective.total()
+        total = total - self.leash()
         loss = -total / self.objective.data.y.numel()
         loss.backward()
         grads = [v.parameter.grad for v in self.variables]
@@ -394,6 +424,7 @@ def maximize(
     optimizer: str,
     learn_hyperparameters: bool,
     learn_inducing_points: bool,
+    trust_region: float | None = None,
     tolerance: float = 1e-4,
     progress: bool = False,
     callback: Callback | None = None,
@@ -408,6 +439,8 @@ def maximize(
         optimizer: ``"adam"`` or ``"lbfgs"``.
         learn_hyperparameters: Whether to move hyperparameters.
         learn_inducing_points: Whether to move inducing points.
+        trust_region: Width of the region that log-hyperparameters do not leave
+            lightly.
         tolerance: Nats per new datum that count as progress.
         progress: Whether to show a progress bar.
         callback: Called with the step and the bound after every step.
@@ -424,8 +457,9 @@ def maximize(
         empty = objective.data.y.new_empty(0, *objective.data.y.shape[:-1])
         return FitResult(empty, 0, True)
     bar = _progress_bar(num_steps) if progress else None
-    _jump(objective, variables)
-    ascent = _Ascent(objective, variables, _chain(callback, bar))
+    ascent = _Ascent(objective, variables, _chain(callback, bar), trust_region)
+    _jump(ascent)
+    ascent.best_etas = [eta.detach().clone() for eta in ascent.etas]
     run = {"adam": _adam, "lbfgs": _lbfgs}[optimizer]
     try:
         converged = run(ascent, num_steps, lr or LEARNING_RATES[optimizer], tolerance)

@@ -1,16 +1,35 @@
-"""Policies that choose the next inducing points from the old ones and the new data."""
+r"""Policies that choose the next inducing points from the old ones and the new data.
+
+The choice is made among :math:`Z_a \cup x`, before the inner loop. What it costs is
+measured in nats: with :math:`E = K - Q` the prior covariance of all candidates that the
+chosen points leave unexplained, and :math:`W` the rows that observe the candidates
+(``U`` of the past, the new data),
+
+.. math:: t / 2s = \mathrm{tr}\, W E W^\top / 2s
+
+is what the bound loses by projecting past and data on the chosen points. A policy is
+anything that maps :class:`Candidates` to points.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.functional import PseudoObservations, matvec
 from torch_ssgp.modules import inducing_gram
+from torch_ssgp.validation import check_positive_int
+
+# While there is room, a new point comes before an old one if it serves so many times
+# better. Otherwise points of equal use would take turns, and every turn projects the
+# past. Without room every point has to be worth its place.
+LOYALTY = 3.0
+CHECK_EVERY = 10  # choices between two looks at what is left: a device waits there
 
 
 class Candidates(NamedTuple):
@@ -24,7 +43,9 @@ class Candidates(NamedTuple):
         weight: ``(*batch, n)``, precision of each new datum in units of the rows of
             the past: one when the noise is shared.
         s: ``(*batch,)`` noise scale of the rows.
+        jitter: Relative jitter of inducing points.
         num_inducing: The largest number of points allowed.
+        num_updates: Updates of the stream so far.
     """
 
     kernel: Kernel
@@ -33,7 +54,14 @@ class Candidates(NamedTuple):
     x: Tensor
     weight: Tensor
     s: Tensor
+    jitter: float
     num_inducing: int
+    num_updates: int = 0
+
+    @property
+    def points(self) -> Tensor:
+        """All candidates, old points first, ``(*batch, m_a + n, d)``."""
+        return torch.cat([self.z_a, self.x], -2)
 
 
 class InducingPolicy(ABC):
@@ -43,83 +71,327 @@ class InducingPolicy(ABC):
     def __call__(self, candidates: Candidates) -> Tensor:
         """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
 
+    def revise(self, candidates: Candidates, z: Tensor, loss: Tensor) -> Tensor:
+        """The points to store, now that hyperparameters were learned.
 
-class GreedyInformation(InducingPolicy):
-    r"""Greedily minimise what the bound loses by projecting on the chosen points.
+        Args:
+            candidates: As before, with the hyperparameters learned.
+            z: ``(*batch, m_b, d)``, the points chosen, where the inner loop left them.
+            loss: ``(*batch,)``, nats that projecting on them loses now.
 
-    With :math:`E = K - Q` the residual prior covariance of all candidates and
-    :math:`W` the rows that observe them (``U`` of the past, the new data), the loss
-    is :math:`t = \mathrm{tr}\, W E W^\top` and candidate :math:`j` lowers it by
+        Returns:
+            ``z``, or a new choice.
+        """
+        del candidates, loss
+        return z
 
-    .. math:: \|W E_{:j}\|^2 / E_{jj},
 
-    so points the past relies on stay and useless ones go.
+class KeepOld(InducingPolicy):
+    """Keep every old point; new inputs, evenly thinned, fill what room is left."""
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
+        old = candidates.z_a[..., : candidates.num_inducing, :]
+        room = min(candidates.num_inducing - old.size(-2), candidates.x.size(-2))
+        return torch.cat([old, candidates.x[..., _evenly(candidates.x, room), :]], -2)
+
+
+class RandomReplace(InducingPolicy):
+    """Replace a fraction of the old points by random new inputs, as the paper does.
+
+    Args:
+        fraction: Share of the budget that new inputs take.
+        seed: Seed; what is drawn depends on it and on the number of updates so far,
+            so a stream that was saved and loaded goes on as it would have.
+    """
+
+    def __init__(self, fraction: float = 0.3, seed: int = 0) -> None:
+        if not 0 <= fraction <= 1:
+            raise ArgumentError(
+                f"fraction is {fraction!r}; expected a number in [0, 1]."
+            )
+        self.fraction, self.seed = fraction, seed
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
+        z_a, x, budget = candidates.z_a, candidates.x, candidates.num_inducing
+        seed = self.seed * 1_000_003 + candidates.num_updates
+        generator = torch.Generator().manual_seed(seed)
+        least = min(round(self.fraction * budget), x.size(-2))
+        num_old = min(z_a.size(-2), budget - least)
+        num_new = min(x.size(-2), budget - num_old)
+        old = torch.randperm(z_a.size(-2), generator=generator)[:num_old].sort().values
+        new = torch.randperm(x.size(-2), generator=generator)[:num_new]
+        old, new = old.to(x.device), new.to(x.device)
+        return torch.cat([z_a[..., old, :], x[..., new, :]], -2)
+
+
+class Ranking(NamedTuple):
+    """Candidates in the order in which a greedy policy takes them.
+
+    Attributes:
+        points: ``(*batch, m, d)``.
+        loss: ``(*batch, m)``, nats lost by projecting on the points up to this one.
+    """
+
+    points: Tensor
+    loss: Tensor
+
+
+class GreedyPolicy(InducingPolicy):
+    """Takes one point after the other, the one with the best score first.
 
     Args:
         max_candidates: New inputs beyond this number are thinned out evenly.
     """
 
     def __init__(self, max_candidates: int = 1000) -> None:
+        check_positive_int(max_candidates, "max_candidates")
         self.max_candidates = max_candidates
+
+    @abstractmethod
+    def score(self, e: Tensor, h: Tensor) -> Tensor:
+        r"""Scores ``(*batch, k)`` of all candidates.
+
+        Args:
+            e: ``(*batch, k)``, their unexplained variance, the diagonal of :math:`E`.
+            h: ``(*batch, k)``, the diagonal of :math:`E W^\top W E`.
+        """
 
     def __call__(self, candidates: Candidates) -> Tensor:
         """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
+        return self.rank(candidates).points
+
+    def rank(
+        self, candidates: Candidates, enough: float | None = None, at_least: int = 1
+    ) -> Ranking:
+        """Candidates in order of choice, at most ``num_inducing``.
+
+        Args:
+            candidates: Where points may lie.
+            enough: Loss in nats below which no further points are needed.
+            at_least: Number of points to take in any case.
+
+        Returns:
+            Points that differ by more than rounding, best first.
+        """
         x, weight = candidates.x, candidates.weight
-        num_new = x.size(-2)
         limit = max(self.max_candidates, 2 * candidates.num_inducing)
-        if num_new > limit:
-            keep = torch.linspace(0, num_new - 1, limit, device=x.device).long()
-            x, weight = x[..., keep, :], weight[..., keep] * (num_new / limit)
-        points = torch.cat([candidates.z_a, x], -2)
-        chosen = _greedy(
-            inducing_gram(candidates.kernel, points, 0.0).K_zz,
+        if x.size(-2) > limit:
+            keep = _evenly(x, limit)
+            weight = weight[..., keep] * (x.size(-2) / limit)
+            candidates = candidates._replace(x=x[..., keep, :], weight=weight)
+        points = candidates.points
+        # Jitter is part of the prior at inducing points, and of what is lost there.
+        K, _, jitter = inducing_gram(candidates.kernel, points, candidates.jitter)
+        chosen, t = self._take(
+            K,
+            jitter,
             candidates.past.U,
             weight,
             min(candidates.num_inducing, points.size(-2)),
+            enough=None if enough is None else 2 * candidates.s * enough,
+            at_least=at_least,
         )
         index = chosen.unsqueeze(-1).expand(*chosen.shape, points.size(-1))
-        return points.gather(-2, index)
+        loss = t / (2 * candidates.s.unsqueeze(-1))
+        return Ranking(points.gather(-2, index), loss)
+
+    def _take(
+        self,
+        K: Tensor,
+        jitter: Tensor,
+        U: Tensor,
+        weight: Tensor,
+        num_inducing: int,
+        enough: Tensor | None,
+        at_least: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Indices ``(*batch, m)`` in order of choice, and the loss ``t`` after each."""
+        num_old = U.size(-1)
+
+        def gram_weight(V: Tensor) -> Tensor:  # Wᵀ W V
+            old, new = V[..., :num_old, :], V[..., num_old:, :]
+            return torch.cat([U.mT @ (U @ old), weight.unsqueeze(-1) * new], -2)
+
+        e = K.diagonal(dim1=-2, dim2=-1).clone()  # diagonal of E
+        is_new = torch.arange(e.size(-1), device=e.device) >= num_old
+        # An old point can always be told apart; a new one if jitter does not hide it.
+        floor = 3 * jitter * is_new
+        loyalty = 1.0 if num_old >= num_inducing else torch.where(is_new, 1.0, LOYALTY)
+        WK = gram_weight(K)
+        h = (K * WK).sum(-2)  # diagonal of E Wᵀ W E
+        # New data are observed without jitter.
+        t = WK.diagonal(dim1=-2, dim2=-1).sum(-1) - weight.sum(-1) * jitter.squeeze(-1)
+        columns = K.new_zeros(*K.shape[:-1], num_inducing)
+        chosen, losses, useful = [], [], []
+        for k in range(num_inducing):
+            score = self.score(e, h.clamp_min(0)) * loyalty
+            score = torch.where(e > floor, score, -torch.inf)
+            best, j = score.max(-1, keepdim=True)
+            if k % CHECK_EVERY == 0:
+                done = best.squeeze(-1) == -torch.inf
+                if enough is not None and k >= at_least:
+                    done = done | (t <= enough)
+                if bool(done.all()):
+                    break
+            C = columns[..., :k]
+            column = K.gather(-1, j.unsqueeze(-2).expand(*K.shape[:-1], 1)).squeeze(-1)
+            row_j = C.gather(-2, j.unsqueeze(-1).expand(*C.shape[:-2], 1, k))
+            pivot = e.gather(-1, j).clamp_min(1e-300)
+            c = (column - (C @ row_j.mT).squeeze(-1)) / pivot.sqrt()
+            v = gram_weight(c.unsqueeze(-1)).squeeze(-1)
+            cv = (c * v).sum(-1, keepdim=True)
+            Ev = matvec(K, v) - matvec(C, matvec(C.mT, v))
+            h = h - 2 * c * Ev + c.square() * cv
+            e = (e - c.square()).scatter(-1, j, 0.0)
+            t = (t - torch.where(best > -torch.inf, cv, 0).squeeze(-1)).clamp_min(0)
+            columns[..., k] = c
+            chosen.append(j)
+            losses.append(t)
+            useful.append(best > -torch.inf)
+        # Steps after the last useful candidate chose copies of what is already there.
+        used = torch.cat(useful, -1).reshape(-1, len(useful)).any(0)
+        count = int(used.sum())
+        return torch.cat(chosen, -1)[..., :count], torch.stack(losses, -1)[..., :count]
 
 
-def _greedy(K: Tensor, U: Tensor, weight: Tensor, num_inducing: int) -> Tensor:
-    """Indices ``(*batch, m)`` of the candidates that lower the loss most."""
-    num_old = U.size(-1)
-    e = K.diagonal(dim1=-2, dim2=-1).clone()  # diagonal of E
-    floor = 1e-8 * e
-    W = torch.cat(
-        [_gram_weight(U, K[..., :num_old, :]), weight[..., None] * K[..., num_old:, :]],
-        -2,
-    )
-    h = (K * W).sum(-2)  # diagonal of E Wᵀ W E
-    columns = K.new_zeros(*K.shape[:-1], num_inducing)
-    chosen, useful = [], []
-    for k in range(num_inducing):
-        score = torch.where(e > floor, h.clamp_min(0) / e, -torch.inf)
-        best, j = score.max(-1, keepdim=True)
-        if k % 10 == 0 and bool((best == -torch.inf).all()):
-            break
-        chosen.append(j)
-        useful.append(best > -torch.inf)
-        C = columns[..., :k]
-        column = K.gather(-1, j.unsqueeze(-2).expand(*K.shape[:-1], 1)).squeeze(-1)
-        row_j = C.gather(-2, j.unsqueeze(-1).expand(*C.shape[:-2], 1, k))
-        pivot = e.gather(-1, j).clamp_min(1e-300)
-        c = (column - (C @ row_j.mT).squeeze(-1)) / pivot.sqrt()
-        v = torch.cat(
-            [
-                _gram_weight(U, c[..., :num_old, None]).squeeze(-1),
-                weight * c[..., num_old:],
-            ],
-            -1,
+class GreedyVariance(GreedyPolicy):
+    """Take the candidate whose value is least certain given those taken.
+
+    Pivoted Cholesky of the prior covariance: points spread over all inputs, old and
+    new, whatever was observed there.
+
+    Args:
+        max_candidates: New inputs beyond this number are thinned out evenly.
+    """
+
+    def score(self, e: Tensor, h: Tensor) -> Tensor:
+        """The unexplained variance."""
+        return e
+
+
+class GreedyInformation(GreedyPolicy):
+    r"""Take the candidate that lowers the loss :math:`t` of the bound most.
+
+    Candidate :math:`j` lowers it by :math:`\|W E_{:j}\|^2 / E_{jj}`: points the past
+    relies on stay, and useless ones go.
+
+    Args:
+        max_candidates: New inputs beyond this number are thinned out evenly.
+    """
+
+    def score(self, e: Tensor, h: Tensor) -> Tensor:
+        """What the loss falls by."""
+        return h / e
+
+
+class AdaptiveBudget(InducingPolicy):
+    """Take points until what is lost no longer matters.
+
+    The number of points grows in new territory, stays where a stream repeats itself,
+    and shrinks when the kernel grows smoother.
+
+    Args:
+        tolerance: Nats per new datum that an update may lose.
+        min_inducing: Smallest number of points, if there are so many to tell apart.
+        max_inducing: Largest number; by default ``num_inducing`` of the model.
+        policy: The order in which points are taken; ``GreedyInformation`` by default.
+    """
+
+    def __init__(
+        self,
+        tolerance: float = 1e-3,
+        min_inducing: int = 1,
+        max_inducing: int | None = None,
+        policy: GreedyPolicy | None = None,
+    ) -> None:
+        if not tolerance > 0:
+            raise ArgumentError(
+                f"tolerance is {tolerance!r}; expected nats per datum above zero."
+            )
+        check_positive_int(min_inducing, "min_inducing")
+        if max_inducing is not None:
+            check_positive_int(max_inducing, "max_inducing", at_least=min_inducing)
+        self.tolerance = tolerance
+        self.min_inducing, self.max_inducing = min_inducing, max_inducing
+        self.policy = policy or GreedyInformation()
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
+        candidates = candidates._replace(num_inducing=self._most(candidates))
+        enough = self.tolerance * candidates.x.size(-2)
+        points, loss = self.policy.rank(candidates, enough, self.min_inducing)
+        count = int((loss > enough).sum(-1).max()) + 1
+        return points[..., : max(count, self.min_inducing), :]
+
+    def revise(self, candidates: Candidates, z: Tensor, loss: Tensor) -> Tensor:
+        """Choose again if more is lost than allowed and there is room."""
+        enough = self.tolerance * candidates.x.size(-2)
+        has_room = z.size(-2) < self._most(candidates)
+        return self(candidates) if has_room and bool((loss > enough).any()) else z
+
+    def _most(self, candidates: Candidates) -> int:
+        return self.max_inducing or candidates.num_inducing
+
+
+class AllocatorPolicy(InducingPolicy):
+    """Let one of BoTorch's ``InducingPointAllocator`` objects choose.
+
+    Args:
+        allocator: Anything with BoTorch's ``allocate_inducing_points``, such as
+            ``GreedyVarianceReduction()``.
+    """
+
+    def __init__(self, allocator: Any) -> None:
+        if not callable(getattr(allocator, "allocate_inducing_points", None)):
+            raise ArgumentError(
+                f"allocator is a {type(allocator).__name__}; expected an object with "
+                "allocate_inducing_points, as BoTorch's InducingPointAllocator."
+            )
+        self.allocator = allocator
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
+        points = candidates.points
+        return self.allocator.allocate_inducing_points(
+            inputs=points,
+            covar_module=candidates.kernel,
+            num_inducing=min(candidates.num_inducing, points.size(-2)),
+            input_batch_shape=points.shape[:-2],
         )
-        Ev = matvec(K, v) - matvec(C, matvec(C.mT, v))
-        h = h - 2 * c * Ev + c.square() * (c * v).sum(-1, keepdim=True)
-        e = (e - c.square()).scatter(-1, j, 0.0)
-        columns[..., k] = c
-    # Steps after the last useful candidate chose copies of what is already there.
-    used = torch.cat(useful, -1).reshape(-1, len(useful)).any(0)
-    return torch.cat(chosen, -1)[..., : int(used.sum())]
 
 
-def _gram_weight(U: Tensor, V: Tensor) -> Tensor:
-    return U.mT @ (U @ V)
+def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
+    r"""Inducing points without those the jitter cannot tell from an earlier one.
+
+    Two values are the same for all purposes if
+    :math:`\mathrm{var}(f(z_i) - f(z_j)) \le 2 j \bar k`, no more than their jitter.
+
+    Args:
+        kernel: Prior covariance.
+        z: ``(*batch, m, d)``.
+        jitter: Relative jitter :math:`j`.
+
+    Returns:
+        ``(*batch, at most m, d)``; streams with fewer points than others keep some
+        copies, as all have the same number.
+    """
+    K = inducing_gram(kernel, z, 0.0).K_zz
+    k = K.diagonal(dim1=-2, dim2=-1)
+    distance = k.unsqueeze(-1) + k.unsqueeze(-2) - 2 * K
+    close = distance <= 2 * jitter * k.mean(-1)[..., None, None]
+    close = close.tril(-1)
+    if not bool(close.any()):
+        return z
+    kept = torch.ones_like(close[..., 0])
+    for i in range(1, z.size(-2)):  # in order: a copy of a copy may be far enough
+        kept[..., i] = ~(close[..., i, :] & kept).any(-1)
+    count = int(kept.sum(-1).max())
+    order = (~kept).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
+    return z.gather(-2, order.unsqueeze(-1).expand(*order.shape, z.size(-1)))
+
+
+def _evenly(x: Tensor, count: int) -> Tensor:
+    """Indices of ``count`` rows of ``x``, evenly spread."""
+    return torch.linspace(0, x.size(-2) - 1, count, device=x.device).long()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+import warnings
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch_ssgp import functional as F
 from torch_ssgp import likelihoods, settings
 from torch_ssgp import validation as check
-from torch_ssgp.exceptions import FactorizationError, ShapeError
+from torch_ssgp.exceptions import BudgetWarning, FactorizationError, ShapeError
 from torch_ssgp.fit import (
     Callback,
     NewData,
@@ -26,7 +27,12 @@ from torch_ssgp.fit import (
     check_optimizer,
 )
 from torch_ssgp.functional import PseudoObservations
-from torch_ssgp.inducing import Candidates, GreedyInformation, InducingPolicy
+from torch_ssgp.inducing import (
+    AdaptiveBudget,
+    Candidates,
+    InducingPolicy,
+    merge_duplicates,
+)
 from torch_ssgp.initialization import initialize_from_data
 from torch_ssgp.modules import (
     has_shared_noise,
@@ -41,6 +47,7 @@ from torch_ssgp.sites import SiteObjective, maximize_any
 from torch_ssgp.summary import PosteriorSummary
 
 NUM_LANDMARKS = 100  # inputs kept to judge hyperparameters by
+LARGE_LOSS = 0.1  # nats per new datum lost by projection that are worth a warning
 
 
 class StreamingGP(GP):
@@ -61,7 +68,7 @@ class StreamingGP(GP):
         mean_module: A GPyTorch mean; a constant by default, zero for labels.
         num_inducing: Largest number of inducing points.
         inducing_policy: Chooses the inducing points of an update;
-            ``GreedyInformation`` by default.
+            ``AdaptiveBudget`` by default, which takes as many as the stream needs.
         alpha: 0 for the variational bound, up to 1 for Power-EP.
         share_noise: Learn one noise from all data ever seen, where the likelihood has
             one noise and ``alpha`` is 0. ``False`` gives the form of the paper, in
@@ -104,7 +111,7 @@ class StreamingGP(GP):
         self.mean_module = mean_module
         self.likelihood = likelihood
         self.num_inducing = num_inducing
-        self.inducing_policy = inducing_policy or GreedyInformation()
+        self.inducing_policy = inducing_policy or AdaptiveBudget()
         self.alpha = alpha
         self.share_noise = share_noise
         self.batch_shape = batch_shape
@@ -123,9 +130,10 @@ class StreamingGP(GP):
         num_steps: int = 100,
         lr: float | None = None,
         optimizer: str = "adam",
-        learn_hyperparameters: bool = True,
+        learn_hyperparameters: bool | int = True,
         learn_inducing_points: bool = True,
         inducing_points: Tensor | None = None,
+        trust_region: float | None = None,
         forget: float = 1.0,
         progress: bool = False,
         callback: Callback | None = None,
@@ -141,10 +149,14 @@ class StreamingGP(GP):
             lr: Learning rate, in units of log-hyperparameters and of the spacing of
                 inducing points; by default 0.05 for Adam, 1 for L-BFGS.
             optimizer: ``"adam"`` or ``"lbfgs"``.
-            learn_hyperparameters: Whether the inner loop moves hyperparameters.
-            learn_inducing_points: Whether it moves inducing points.
+            learn_hyperparameters: Whether the inner loop moves hyperparameters; a
+                number k for every k-th update only, beginning with the first.
+            learn_inducing_points: Whether it moves new inducing points.
             inducing_points: ``(*batch_shape, m, d)``, the new inducing points (or
                 where the inner loop starts). Otherwise the policy chooses.
+            trust_region: Width of a region around the hyperparameters of before: a
+                move of their logarithms by so much costs half a nat, twice as much
+                two nats. ``None`` lets the data alone decide.
             forget: Power of the past's likelihood, in (0, 1]; 1 forgets nothing.
             progress: Show a progress bar.
             callback: Called as ``callback(step, bound)`` in the inner loop.
@@ -154,14 +166,18 @@ class StreamingGP(GP):
         """
         start = time.perf_counter()
         check.check_positive_int(num_steps, "num_steps", at_least=0)
+        check.check_positive_int(int(learn_hyperparameters), "learn_hyperparameters", 0)
+        check.check_trust_region(trust_region)
         check_optimizer(optimizer)
         data = self._check_data(x_new, y_new, noise)
         z_given = self._check_inducing_points(inducing_points, data.x)
         past = self.summary.discount(forget)
         evidence_before = self._evidence(past)
 
+        every = int(learn_hyperparameters)
+        learn = every > 0 and int(self.summary.num_updates) % every == 0
         objective = self._objective(data, past, learn=num_steps > 0)
-        if self.summary.is_empty and learn_hyperparameters and num_steps:
+        if self.summary.is_empty and learn and num_steps:
             if isinstance(objective, SiteObjective):
                 initialize_sites(objective)
             else:
@@ -180,22 +196,32 @@ class StreamingGP(GP):
             num_steps=num_steps,
             lr=lr,
             optimizer=optimizer,
-            learn_hyperparameters=learn_hyperparameters,
+            learn_hyperparameters=learn,
             learn_inducing_points=learn_inducing_points,
+            trust_region=trust_region,
             progress=progress,
             callback=callback,
         )
         with torch.no_grad():
-            bound, loss, state = self._absorb(objective)
-            self._commit(objective, state)
+            absorbed = self._absorb(objective, revise=z_given is None)
+            self._commit(objective, absorbed.state)
+        if z_given is None:
+            _warn_of_loss(absorbed.loss, objective)
+        num_old, num_inducing = objective.z_a.size(-2), self.summary.num_inducing
         return UpdateResult(
-            bound=bound,
-            increment=bound - evidence_before,
+            bound=absorbed.bound,
+            increment=absorbed.bound - evidence_before,
             bound_trace=fit.bound_trace,
             num_steps=fit.num_steps,
             converged=fit.converged and objective.settled,
-            projection_loss=loss,
-            num_inducing=self.summary.num_inducing,
+            projection_loss=absorbed.loss,
+            projection_loss_before=(
+                absorbed.loss if objective.loss_before is None else objective.loss_before
+            ),
+            num_inducing=num_inducing,
+            num_kept=absorbed.num_kept,
+            num_added=num_inducing - absorbed.num_kept,
+            num_dropped=num_old - absorbed.num_kept,
             seconds=time.perf_counter() - start,
         )
 
@@ -260,7 +286,8 @@ class StreamingGP(GP):
         model = self._copy()
         model.batch_shape = data.y.shape[:-1]
         model.summary = PosteriorSummary(model.batch_shape)
-        model.summary.set(z, past, m_b, L, s, shared, self.summary.landmarks)
+        landmarks, num_updates = self.summary.landmarks, self.summary.num_updates + 1
+        model.summary.set(z, past, m_b, L, s, shared, landmarks, num_updates)
         return model
 
     # -- predicting -----------------------------------------------------------------
@@ -454,29 +481,46 @@ class StreamingGP(GP):
         rows = F.recall(past, summary.prior_cholesky, summary.prior_mean)
         return F.evidence(rows, summary.noise_scale)
 
-    def _choose(self, objective: StreamingObjective) -> Tensor:
+    def _candidates(self, objective: StreamingObjective) -> Candidates:
         noise, s = objective.noises()
-        weight = (s.unsqueeze(-1) / noise).expand(objective.data.y.shape)
-        return self.inducing_policy(
-            Candidates(
-                kernel=objective.kernel,
-                z_a=objective.z_a,
-                past=objective.past,
-                x=objective.data.x,
-                weight=weight,
-                s=s,
-                num_inducing=self.num_inducing,
-            )
+        return Candidates(
+            kernel=objective.kernel,
+            z_a=objective.z_a,
+            past=objective.past,
+            x=objective.data.x,
+            weight=(s.unsqueeze(-1) / noise).expand(objective.data.y.shape),
+            s=s,
+            jitter=objective.jitter,
+            num_inducing=self.num_inducing,
+            num_updates=int(self.summary.num_updates),
         )
 
-    def _absorb(self, objective: StreamingObjective) -> tuple[Tensor, Tensor, dict]:
-        """Bound, nats lost, and the next state of the summary."""
-        _round_parameters(objective, self.dtype)
+    def _choose(self, objective: StreamingObjective) -> Tensor:
+        z = self.inducing_policy(self._candidates(objective))
+        return merge_duplicates(objective.kernel, z, objective.jitter)
+
+    def _revise(self, objective: StreamingObjective, loss: Tensor) -> bool:
+        """Choose again where the policy wants to; whether anything changed."""
         z = objective.z.detach()
+        candidates = self._candidates(objective)
+        revised = self.inducing_policy.revise(candidates, z, loss)
+        revised = merge_duplicates(objective.kernel, revised, objective.jitter)
+        if revised is not z:
+            objective.start_at(revised)
+        return revised is not z
+
+    def _absorb(self, objective: StreamingObjective, revise: bool) -> Absorbed:
+        """What the update ends with; nothing of the model changes yet."""
+        data = objective.data
+        _round_parameters(objective, self.dtype)
         if objective.z.requires_grad:
-            objective.start_at(z)  # where they came to rest, points may coincide
+            # Where they came to rest, points may coincide.
+            objective.start_at(objective.z.detach())
         prior = objective.prior()
         rows, s = objective.project(prior)
+        if revise and self._revise(objective, rows.loss / (2 * s)):
+            prior = objective.prior()
+            rows, s = objective.project(prior)
         loss = rows.loss / (2 * s)
         rows = F.compress(rows)
         bound = F.evidence(rows, s)
@@ -487,7 +531,7 @@ class StreamingGP(GP):
                 "Raise the jitter: with torch_ssgp.settings.jitter(1e-6): ..."
             )
         state = {
-            "inducing_points": _stored(z),
+            "inducing_points": _stored(objective.z),
             "past": PseudoObservations(*map(_stored, past)),
             "prior_mean": _stored(prior.m_b),
             "prior_cholesky": _stored(rows.L),
@@ -496,8 +540,10 @@ class StreamingGP(GP):
             "landmarks": _stored(
                 self.summary.with_landmarks(objective.data.x, NUM_LANDMARKS)
             ),
+            "num_updates": self.summary.num_updates + 1,
         }
-        return bound, loss, state
+        num_kept = objective.same[..., data.y.size(-1) :].any(-1).sum(-1)
+        return Absorbed(bound, loss, num_kept, state)
 
     def _commit(self, objective: StreamingObjective, state: dict) -> None:
         """Make the working copies and the new summary those of the model."""
@@ -573,6 +619,36 @@ class StreamingGP(GP):
     def __getstate__(self) -> dict:
         """Leave the caches out of copies and pickles."""
         return {**self.__dict__, "_predictor": None, "_frozen": None}
+
+
+class Absorbed(NamedTuple):
+    """What an update ends with.
+
+    Attributes:
+        bound: ``(*batch,)``, bound on the evidence of all data seen.
+        loss: ``(*batch,)``, nats lost by the projection.
+        num_kept: ``(*batch,)``, old inducing points that are still there.
+        state: The next state of the summary.
+    """
+
+    bound: Tensor
+    loss: Tensor
+    num_kept: Tensor
+    state: dict[str, Any]
+
+
+def _warn_of_loss(loss: Tensor, objective: StreamingObjective) -> None:
+    """Say so where the inducing points are too few for the stream."""
+    # No figures in the text: Python shows a warning once for each text.
+    if bool((loss > LARGE_LOSS * objective.data.y.size(-1)).any()):
+        warnings.warn(
+            f"An update lost more than {LARGE_LOSS} nats per new datum by projecting "
+            f"data and past on {objective.z.size(-2)} inducing points (see "
+            "UpdateResult.projection_loss). Raise num_inducing, or max_inducing of "
+            "the inducing_policy, to keep what is lost.",
+            BudgetWarning,
+            stacklevel=3,
+        )
 
 
 def _stored(value: Tensor) -> Tensor:

@@ -95,8 +95,9 @@ class Basis(NamedTuple):
         m_f: ``(*batch, n)``, prior mean at the data.
         G: ``(*batch, m, p)``, how pseudo-observations depend on ``w``.
         r_a: ``(*batch, p)``, pseudo-observations minus their prior mean.
-        rest: ``(*batch,)``, what does not depend on q: residual, what projecting the
-            past loses, and the constant of its data.
+        lost_a: ``(*batch,)``, what projecting the past loses.
+        rest: ``(*batch,)``, what else does not depend on q: residual, and the constant
+            of the data of the past.
     """
 
     A_f: Tensor
@@ -105,6 +106,7 @@ class Basis(NamedTuple):
     m_f: Tensor
     G: Tensor
     r_a: Tensor
+    lost_a: Tensor
     rest: Tensor
 
 
@@ -147,7 +149,8 @@ def basis(prior: PriorBlocks, past: PseudoObservations) -> Basis:
         m_f=prior.m_f,
         G=G,
         r_a=past.g - F.matvec(past.U, prior.m_a),
-        rest=past.rho + lost_a + past.n * F.LOG_2PI,
+        lost_a=lost_a,
+        rest=past.rho + past.n * F.LOG_2PI,
     )
 
 
@@ -183,6 +186,7 @@ def marginals(basis: Basis, sites: Sites) -> Marginals:
         + F.squared_norm(mu)
         - (sites.precision * explained).sum(-1)
         + F.squared_norm(basis.r_a - F.matvec(G.mT, mu))
+        + basis.lost_a
         + basis.rest
     )
     return Marginals(
@@ -394,6 +398,9 @@ class SiteObjective(StreamingObjective):
         if self.sites is None:
             self.settle(Basis(*(t.detach() for t in rows)), 10, tolerance=0.0)
         assert self.sites is not None
+        if self.loss_before is None:
+            lost_f = (self.sites.precision * rows.lost_f).sum(-1)
+            self.loss_before = (0.5 * (lost_f + rows.lost_a)).detach()
         q = marginals(rows, self.sites)
         log_prob = self.expected_log_prob(q)
         bound = log_prob.sum(-1) - q.cost
@@ -477,6 +484,7 @@ def maximize_any(
     optimizer: str,
     learn_hyperparameters: bool,
     learn_inducing_points: bool,
+    trust_region: float | None = None,
     tolerance: float = 1e-4,
     progress: bool = False,
     callback: Callback | None = None,
@@ -493,6 +501,8 @@ def maximize_any(
         optimizer: ``"adam"`` or ``"lbfgs"``.
         learn_hyperparameters: Whether to move hyperparameters.
         learn_inducing_points: Whether to move inducing points.
+        trust_region: Width of the region that log-hyperparameters do not leave
+            lightly.
         tolerance: Nats per new datum that count as progress.
         progress: Whether to show a progress bar.
         callback: Called with the step and the bound after every step.
@@ -509,6 +519,7 @@ def maximize_any(
         optimizer=optimizer,
         learn_hyperparameters=learn_hyperparameters,
         learn_inducing_points=learn_inducing_points,
+        trust_region=trust_region,
         tolerance=tolerance,
         progress=progress,
         callback=callback,

@@ -29,6 +29,7 @@ class PosteriorSummary(nn.Module):
         g: ``(*batch, p)``, their targets.
         residual: ``(*batch,)``, what no function at the inducing points explains.
         num_data: ``()``, data seen; fractional after forgetting.
+        num_updates: ``()``, updates so far.
         prior_mean: ``(*batch, m)``, prior mean when the summary was stored.
         prior_cholesky: ``(*batch, m, m)``, factor of the prior covariance then.
         noise_scale: ``(*batch,)``, noise of the rows: the observation noise then if
@@ -43,6 +44,7 @@ class PosteriorSummary(nn.Module):
     g: Tensor
     residual: Tensor
     num_data: Tensor
+    num_updates: Tensor
     prior_mean: Tensor
     prior_cholesky: Tensor
     noise_scale: Tensor
@@ -65,6 +67,7 @@ class PosteriorSummary(nn.Module):
         for name, value in empty.items():
             self.register_buffer(name, value.double())
         self.register_buffer("shared_noise", torch.tensor(False))
+        self.register_buffer("num_updates", torch.tensor(0))
 
     @property
     def num_inducing(self) -> int:
@@ -112,19 +115,16 @@ class PosteriorSummary(nn.Module):
         prior_cholesky: Tensor,
         noise_scale: Tensor,
         shared_noise: bool,
-        landmarks: Tensor | None = None,
+        landmarks: Tensor,
+        num_updates: Tensor,
     ) -> None:
-        """Replace what is stored; the arguments are the buffers.
-
-        Without ``landmarks`` those that are there stay.
-        """
+        """Replace what is stored; the arguments are the buffers."""
         self.inducing_points = inducing_points
         self.U, self.g, self.residual, self.num_data = past
         self.prior_mean, self.prior_cholesky = prior_mean, prior_cholesky
         self.noise_scale = noise_scale
         self.shared_noise = torch.tensor(shared_noise, device=inducing_points.device)
-        if landmarks is not None:
-            self.landmarks = landmarks
+        self.landmarks, self.num_updates = landmarks, num_updates
 
     def with_landmarks(self, x: Tensor, count: int) -> Tensor:
         """Landmarks of the stream so far, new inputs included.

@@ -1136,6 +1136,7 @@ def _repeated(core: StreamingGP, batch: torch.Size) -> StreamingGP:
         summary.noise_scale,
         bool(summary.shared_noise),
         summary.landmarks,
+        summary.num_updates,
     )
     return new
 
@@ -1192,7 +1193,9 @@ def _rescaled_summary(
     past = F.rescale(past, scale.to(dtype), shift.to(dtype), shared)
     K = inducing_gram(kernel, z, settings.jitter.of(dtype)).K_zz
     s = core._noise_scale(likelihood, past.g, shared)
-    new.set(z, past, mean(z), F.cholesky(K), s, shared, summary.landmarks)
+    L = F.cholesky(K)
+    landmarks, num_updates = summary.landmarks, summary.num_updates
+    new.set(z, past, mean(z), L, s, shared, landmarks, num_updates)
     return new
 
 

@@ -109,6 +109,15 @@ def check_positive_int(value: int, name: str, at_least: int = 1) -> None:
         )
 
 
+def check_trust_region(width: float | None) -> None:
+    """The width of the trust region."""
+    if width is not None and not width > 0:
+        raise ArgumentError(
+            f"trust_region is {width!r}; expected a width above zero, or None for "
+            "no trust region."
+        )
+
+
 def check_alpha(alpha: float) -> None:
     """The power of Power-EP."""
     if not 0 <= alpha <= 1:
