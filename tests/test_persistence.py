@@ -156,7 +156,7 @@ def test_a_state_replaces_that_of_another_stream() -> None:
     assert_continues(other, "gaussian")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gaussian", "softmax"])
 def test_a_state_loads_whatever_the_number_of_points(kind: str) -> None:
     model = trained(kind)
     for num_inducing in (3, 20):
@@ -167,7 +167,7 @@ def test_a_state_loads_whatever_the_number_of_points(kind: str) -> None:
         assert other.summary.num_inducing <= num_inducing
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gaussian", "fixed noise", "bernoulli"])
 @pytest.mark.parametrize("source", [torch.float32, torch.float64])
 def test_a_state_of_another_dtype_keeps_its_summary(
     kind: str, source: torch.dtype

@@ -108,8 +108,8 @@ def load(
         model.load_state_dict(state)
     except RuntimeError as error:
         raise StateError(
-            f"The state in {path} does not fit the modules that were passed. Build "
-            f"them as they were when the model was saved. {error}"
+            f"The state in {path} does not fit the modules. Build those that you pass "
+            f"as they were when the model was saved. {error}"
         ) from error
     return model.train(content["training"])
 
