@@ -9,9 +9,11 @@ import json
 import os
 import pickle
 import random
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -209,7 +211,7 @@ def test_a_state_that_does_not_fit_changes_nothing(
     model, other = trained(kind), trained(kind, num_updates=1).state_dict()
     with pytest.raises(RuntimeError):
         model.load_state_dict(broken(other, how), assign=assign)
-    assert_continues(model, kind)
+    assert_same(model, _trained(kind, 2))
 
 
 def test_multioutput_states_load_whole_or_not_at_all() -> None:
@@ -268,7 +270,9 @@ def test_copies_with_filled_caches_continue_alike(kind: str, how: str) -> None:
     x, y, noise = data(kind, n=4, seed=3)
     fantasy = model.condition_on_observations(x, y, noise)
     fantasy(X)
-    assert_continues(COPIES[how](model), kind)
+    assert_same(COPIES[how](model), model)
+    if how == "pickle":  # every model here is a deepcopy anyway
+        assert_continues(COPIES[how](model), kind)
     copied = COPIES[how](fantasy)
     assert_same(copied, fantasy)
     assert torch.equal(
@@ -555,6 +559,13 @@ def test_torchs_list_of_safe_classes_is_left_as_it_was(saved: Path) -> None:
         assert set(torch.serialization.get_safe_globals()) == before
 
 
+def test_threads_load_at_the_same_time(saved: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        models = list(pool.map(StreamingGP.load, [saved] * 12))
+    for model in models:
+        assert_same(model, _trained("gaussian", 1))
+
+
 # -- a file is whole at every moment -------------------------------------------------
 
 
@@ -565,7 +576,7 @@ def test_a_file_reaches_the_disk_before_it_gets_its_name(
     fsync, replace = os.fsync, os.replace
 
     def record_fsync(descriptor: int) -> None:
-        directory = os.path.isdir(f"/proc/self/fd/{descriptor}")
+        directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
         calls.append("sync directory" if directory else "sync file")
         fsync(descriptor)
 
