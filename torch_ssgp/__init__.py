@@ -25,6 +25,7 @@ through the rooms once:
 ``mlls.py``                  ``StreamingELBO`` for hand-written training loops
 ``surrogates.py``            BoTorch models (needs the extra ``botorch``)
 ``plotting.py``              pictures of a stream (needs the extra ``plot``)
+``persistence.py``           models in files, and loads that fail without a trace
 ``settings.py``              jitter and the dtype of the algebra
 ``exceptions.py``            named errors and warnings
 ===========================  ==========================================================

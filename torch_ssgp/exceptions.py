@@ -43,6 +43,10 @@ class FactorizationError(StreamingGPError, RuntimeError):
     """A covariance that stayed indefinite, whatever jitter was added."""
 
 
+class StateError(StreamingGPError, RuntimeError):
+    """A file that is not a whole model of this class; nothing was loaded."""
+
+
 class MissingDependencyError(StreamingGPError, ImportError):
     """An optional package that is not installed."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from gpytorch.models import GP
 from torch import Tensor
 
 from torch_ssgp import functional as F
-from torch_ssgp import likelihoods, settings
+from torch_ssgp import likelihoods, persistence, settings
 from torch_ssgp import validation as check
 from torch_ssgp.exceptions import BudgetWarning, FactorizationError, ShapeError
 from torch_ssgp.fit import (
@@ -320,6 +322,67 @@ class StreamingGP(GP):
             return self.likelihood(self(x), noise=noise)
         latent = likelihoods.as_likelihood_input(self.likelihood, self(x))
         return self.likelihood(latent)
+
+    # -- states ---------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a file, for :meth:`load`.
+
+        The file is replaced at once, when the new one is on the disk: a process that
+        is killed meanwhile leaves the old one.
+
+        Args:
+            path: Where to.
+        """
+        persistence.save(self, path)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        map_location: persistence.MapLocation = None,
+        covar_module: Kernel | None = None,
+        likelihood: Likelihood | None = None,
+        mean_module: Mean | None = None,
+        inducing_policy: InducingPolicy | None = None,
+    ) -> StreamingGP:
+        """Read a model that :meth:`save` wrote; it goes on as if it had never stopped.
+
+        No code of the file is run: GPyTorch's modules and the policies of this
+        package are rebuilt from it, classes of your own are passed.
+
+        Args:
+            path: The file.
+            map_location: Device to load to, as in ``torch.load``.
+            covar_module: A kernel built as the saved one; its values are replaced.
+            likelihood: A likelihood, likewise.
+            mean_module: A mean, likewise.
+            inducing_policy: A policy, taken as it is.
+
+        Returns:
+            The model, in the dtype and on the device it was saved from.
+        """
+        given = {
+            "covar_module": covar_module,
+            "likelihood": likelihood,
+            "mean_module": mean_module,
+            "inducing_policy": inducing_policy,
+        }
+        return persistence.load(cls, path, map_location, given)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As that of ``torch.nn.Module``; if it raises, the model is as it was.
+
+        Args:
+            state_dict: The state of a model with any number of inducing points.
+            strict: Whether the keys must be the same.
+            assign: Whether to take the tensors themselves, not their values.
+        """
+        with persistence.all_or_nothing(self):
+            return super().load_state_dict(state_dict, strict, assign)
 
     # -- properties -----------------------------------------------------------------
 

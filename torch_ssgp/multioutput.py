@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch_ssgp.exceptions import ArgumentError, ShapeError, UnsupportedLikeliho
 from torch_ssgp.fit import Callback, UpdateResult
 from torch_ssgp.likelihoods import couples_classes
 from torch_ssgp.models import StreamingGP
+from torch_ssgp.persistence import all_or_nothing
 
 
 class MultiOutputGP(nn.Module):
@@ -155,6 +157,19 @@ class MultiOutputGP(nn.Module):
         if hasattr(predictive, "lazy_covariance_matrix"):
             return MultitaskMultivariateNormal.from_batch_mvn(predictive, task_dim=-1)
         return predictive
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As :meth:`StreamingGP.load_state_dict`.
+
+        Args:
+            state_dict: The state of a model with any number of inducing points.
+            strict: Whether the keys must be the same.
+            assign: Whether to take the tensors themselves, not their values.
+        """
+        with all_or_nothing(self):
+            return super().load_state_dict(state_dict, strict, assign)
 
     def _shared(self, x: Tensor) -> Tensor:
         """Inputs that all outputs share, ``(*batch, 1, n, d)``."""

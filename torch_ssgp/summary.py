@@ -168,23 +168,30 @@ class PosteriorSummary(nn.Module):
             root * past.U, root * past.g, forget * past.rho, forget * past.n
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles hold values: a fantasy's graph can be neither."""
+        buffers = {name: buffer.detach() for name, buffer in self.named_buffers()}
+        return {**self.__dict__, "_buffers": buffers}
+
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Take the sizes of what is loaded; the default would insist on its own."""
+        """Take sizes and dtypes of what is loaded; the default would insist on its own.
+
+        The summary is in the dtype of the algebra, whatever that of the model.
+        """
+        g = state_dict.get(prefix + "g", self.g)
+        if g.shape[:-1] != self.g.shape[:-1]:
+            raise ShapeError(
+                f"{prefix}g has shape {tuple(g.shape)} in the state loaded, "
+                f"{tuple(self.g.shape)} here: the two models have different batch "
+                "shapes. Build the model with the batch_shape of the saved one."
+            )
         for name, buffer in list(self.named_buffers(recurse=False)):
             value = state_dict.get(prefix + name)
-            if value is None:
-                continue
-            if value.ndim != buffer.ndim:
-                raise ShapeError(
-                    f"{prefix}{name} has shape {tuple(value.shape)} in the state "
-                    f"loaded, {tuple(buffer.shape)} here: the two models have "
-                    "different batch shapes. Build the model with the batch_shape "
-                    "of the saved one."
-                )
-            # Also where the sizes agree: caches know their buffers by identity.
-            setattr(self, name, buffer.new_empty(value.shape))
+            if value is not None:
+                # Also where the sizes agree: caches know their buffers by identity.
+                setattr(self, name, torch.empty_like(value, device=buffer.device))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

@@ -41,6 +41,7 @@ from torch_ssgp.fit import Callback, UpdateResult
 from torch_ssgp.inducing import InducingPolicy
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.modules import inducing_gram
+from torch_ssgp.persistence import all_or_nothing
 from torch_ssgp.summary import PosteriorSummary
 
 try:
@@ -953,6 +954,8 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
     ) -> Any:
         """Load hyperparameters, summary and transforms, of any number of data.
 
+        If it raises, the model is as it was.
+
         Args:
             state_dict: The state of a model built with the same arguments.
             strict: Whether the keys must be the same.
@@ -960,9 +963,10 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 loaded, since the summary is in their units.
             assign: See ``torch.nn.Module.load_state_dict``.
         """
-        result = nn.Module.load_state_dict(
-            self, state_dict, strict=strict, assign=assign
-        )
+        with all_or_nothing(self):
+            result = nn.Module.load_state_dict(
+                self, state_dict, strict=strict, assign=assign
+            )
         self._newest = None
         self._sync_noise()
         return result

@@ -1,0 +1,320 @@
+"""States that survive: models in files, and loads that fail without a trace.
+
+A file is a tag, the SHA-256 of all that follows (torch does not check the CRCs of its
+own files), and a ``torch.save`` of plain values and tensors. Every module is a blob of
+bytes of its own in there, so that one class nobody knows leaves the rest readable.
+Nothing in a file is run: ``torch.load(weights_only=True)`` builds GPyTorch's classes
+and ours, and what is none of them is passed to ``load`` by its author.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from inspect import isfunction
+from types import BuiltinFunctionType, MethodType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from gpytorch.means import constant_mean
+from gpytorch.module import Module
+from gpytorch.utils.transforms import inv_sigmoid, inv_softplus
+from torch import Tensor, nn
+from torch.nn.modules.module import _WrappedHook
+
+from torch_ssgp.exceptions import StateError
+
+if TYPE_CHECKING:
+    from torch_ssgp.models import StreamingGP
+
+FORMAT_VERSION = 1
+MODULES = ("covar_module", "likelihood", "mean_module", "inducing_policy")
+
+_TAG = b"torch_ssgp model\n"
+_DIGEST_SIZE = hashlib.sha256().digest_size
+
+MapLocation = str | torch.device | dict[str, str] | Callable[[Any, str], Any] | None
+
+
+def save(model: StreamingGP, path: str | os.PathLike[str]) -> None:
+    """Write a model to a file that is complete, old or new, at every moment.
+
+    Args:
+        model: The model.
+        path: Where to; an existing file is replaced.
+    """
+    content = {
+        "format_version": FORMAT_VERSION,
+        "class": type(model).__name__,
+        "settings": {
+            "num_inducing": int(model.num_inducing),
+            "alpha": float(model.alpha),
+            "share_noise": bool(model.share_noise),
+            "batch_shape": torch.Size(model.batch_shape),
+        },
+        "dtype": model.dtype,
+        "training": model.training,
+        "state": model.state_dict(),
+        "modules": {
+            name: {"classes": _classes(module), "blob": _pack(module)}
+            for name, module in ((name, getattr(model, name)) for name in MODULES)
+        },
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    payload = buffer.getvalue()
+    _replace_file(path, _TAG + hashlib.sha256(payload).digest() + payload)
+
+
+def load(
+    cls: type[StreamingGP],
+    path: str | os.PathLike[str],
+    map_location: MapLocation,
+    given: dict[str, Any],
+) -> StreamingGP:
+    """Read a model; see :meth:`torch_ssgp.StreamingGP.load`.
+
+    Args:
+        cls: The class the file must hold.
+        path: A file that :func:`save` wrote.
+        map_location: As in ``torch.load``.
+        given: Built modules by the names in ``MODULES``; None where the file has one.
+    """
+    content = _read(path, map_location)
+    if content["class"] != cls.__name__:
+        raise StateError(
+            f"{path} holds a {content['class']}; expected a {cls.__name__}. "
+            f"Use {content['class']}.load."
+        )
+    state = content["state"]
+    modules = {}
+    for name, saved in content["modules"].items():
+        module = given[name]
+        if module is None:
+            module = _unpack(saved, name, path, map_location)
+        elif isinstance(module, nn.Module):
+            _check_same_classes(module, saved, name, path)
+            module.to(dtype=content["dtype"], device=state["summary.g"].device)
+        modules[name] = module
+    model = cls(**modules, **content["settings"])
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise StateError(
+            f"The state in {path} does not fit the modules. Build those that you pass "
+            f"as they were when the model was saved. {error}"
+        ) from error
+    return model.train(content["training"])
+
+
+@contextmanager
+def all_or_nothing(module: nn.Module) -> Iterator[None]:
+    """Put every parameter and buffer back if loading a state fails.
+
+    torch loads what fits before it raises: half of one state, half of another.
+
+    Args:
+        module: What is loaded into.
+    """
+    before = [
+        (owner, name, tensor, tensor.detach().clone())
+        for child in module.modules()
+        for owner in cast(list[dict], [child._parameters, child._buffers])
+        for name, tensor in owner.items()
+        if tensor is not None
+    ]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for owner, name, tensor, value in before:
+                owner[name] = tensor  # it may have been replaced, or changed in place
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+        raise
+
+
+# -- files --------------------------------------------------------------------------
+
+
+def _replace_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write to a new file, then give it the name: nobody ever sees half of one."""
+    path = os.path.realpath(path)  # a link stays a link
+    directory, name = os.path.split(path)
+    temporary = os.path.join(directory, f".{name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    if os.name == "posix":  # elsewhere a directory cannot be opened
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, Any]:
+    """The checked content of a file."""
+    with open(path, "rb") as file:
+        data = file.read()
+    if not data.startswith(_TAG):
+        raise StateError(
+            f"{path} is not a model saved by StreamingGP.save. A state_dict is loaded "
+            "with model.load_state_dict(torch.load(path, weights_only=True))."
+        )
+    start = len(_TAG) + _DIGEST_SIZE
+    if hashlib.sha256(data[start:]).digest() != data[len(_TAG) : start]:
+        raise StateError(
+            f"{path} is damaged: its checksum does not match its content, it was "
+            "truncated or changed after it was written. Use another copy."
+        )
+    try:
+        buffer = io.BytesIO(data[start:])
+        content = torch.load(buffer, map_location=map_location, weights_only=True)
+        version = content["format_version"]
+    except Exception as error:
+        raise StateError(f"{path} cannot be read as a model: {error}") from error
+    if version > FORMAT_VERSION:
+        raise StateError(
+            f"{path} has format version {version}; this torch_ssgp reads versions up "
+            f"to {FORMAT_VERSION}. Upgrade torch_ssgp."
+        )
+    return content
+
+
+# -- modules ------------------------------------------------------------------------
+
+
+def _classes(module: Any) -> list[str]:
+    """Full names of the classes a module is made of, itself first."""
+    parts = module.modules() if isinstance(module, nn.Module) else [module]
+    return [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
+
+
+def _check_same_classes(
+    module: nn.Module, saved: dict[str, Any], name: str, path: Any
+) -> None:
+    """Raise unless a module that was passed is built like the saved one."""
+    # Without their modules: classes may have moved since.
+    ours, theirs = (
+        [full_name.rpartition(".")[2] for full_name in names]
+        for names in (_classes(module), saved["classes"])
+    )
+    if ours != theirs:
+        raise StateError(
+            f"{name} is made of {', '.join(ours)}; in {path} it is made of "
+            f"{', '.join(theirs)}. Build it as it was when the model was saved."
+        )
+
+
+def _pack(module: Any) -> bytes | None:
+    """A module as bytes, or None if it cannot be pickled: then its author has it."""
+    buffer = io.BytesIO()
+    pickle_module = SimpleNamespace(__name__="pickle", Pickler=_Pickler)
+    try:
+        torch.save(module, buffer, pickle_module=pickle_module)
+    except Exception:
+        return None
+    return buffer.getvalue()
+
+
+def _unpack(
+    saved: dict[str, Any], name: str, path: Any, map_location: MapLocation
+) -> Any:
+    """The module in a blob, if it is made of classes that are known."""
+    try:
+        buffer = io.BytesIO(saved["blob"])  # empty if there is none: that raises too
+        with _only_known():
+            return torch.load(buffer, map_location=map_location, weights_only=True)
+    except Exception as error:
+        known = {f"{obj.__module__}.{obj.__qualname__}" for obj in _known()}
+        first, *rest = saved["classes"]
+        own = [full_name for full_name in rest if full_name not in known]
+        raise StateError(
+            f"{name} is a {first}{' with ' if own else ''}{', '.join(own)}, which "
+            "cannot be rebuilt from a file: only classes of GPyTorch and torch_ssgp "
+            "can, if they hold no lambda. Build it as it was and pass it, "
+            f"{name}=...; its values are then replaced by those in {path}."
+        ) from error
+
+
+class _Pickler(pickle.Pickler):
+    """Writes functions so that reading them back needs no ``getattr``."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, MethodType):
+            return _method, (obj.__self__, obj.__name__)
+        if isinstance(obj, BuiltinFunctionType) and obj in _TRANSFORMS.values():
+            return _transform, (obj.__name__,)
+        return NotImplemented
+
+
+_TRANSFORMS = {f.__name__: f for f in (torch.exp, torch.log, torch.sigmoid)}
+
+
+def _transform(name: str) -> Callable[[Tensor], Tensor]:
+    """A function of a constraint that has no address of its own."""
+    return _TRANSFORMS[name]
+
+
+def _method(module: Module, name: str) -> MethodType:
+    """A method that GPyTorch keeps in a module: hooks, and what priors look at."""
+    if not isinstance(module, Module) or not (
+        name == "_load_state_hook_ignore_shapes"
+        or name.endswith(("_param", "_closure"))
+    ):
+        raise pickle.UnpicklingError(f"{name} of {type(module).__name__} is not known.")
+    return MethodType(getattr(type(module), name), module)
+
+
+_KNOWN_PACKAGES = (
+    "gpytorch.kernels.",
+    "gpytorch.means.",
+    "gpytorch.likelihoods.",
+    "gpytorch.constraints.",
+    "gpytorch.priors.",
+    "gpytorch.utils.quadrature",
+    "torch.distributions.",  # priors are made of them
+    "torch_ssgp.inducing",
+)
+_lock = threading.Lock()
+
+
+def _known() -> set[Any]:
+    """All that a file may name: the classes of these packages, and what they hold."""
+    classes = {
+        value
+        for package, module in list(sys.modules.items())
+        if package.startswith(_KNOWN_PACKAGES)
+        for value in list(vars(module).values())
+        if isinstance(value, type) and value.__module__ == package
+    }
+    containers = {nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict}
+    functions = {nn.Softplus, inv_softplus, inv_sigmoid, _method, _transform}
+    # ConstantMean reads states of older versions.
+    hooks = {_WrappedHook, *filter(isfunction, vars(constant_mean).values())}
+    return classes | containers | functions | hooks
+
+
+@contextmanager
+def _only_known() -> Iterator[None]:
+    """Let ``torch.load(weights_only=True)`` build what is known."""
+    # torch's list is global: one at a time, and what others put there stays.
+    with _lock:
+        new = _known() - set(torch.serialization.get_safe_globals())
+        with torch.serialization.safe_globals(list(new)):
+            yield
