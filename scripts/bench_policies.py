@@ -24,7 +24,16 @@ from tqdm import tqdm
 
 import streams
 from streams import Stream
-from torch_ssgp import StreamingGP
+from torch_ssgp import (
+    AdaptiveBudget,
+    GreedyInformation,
+    GreedyVariance,
+    InducingPolicy,
+    KeepOld,
+    RandomReplace,
+    StreamingGP,
+)
+from torch_ssgp.exceptions import BudgetWarning
 
 Row = dict[str, Any]
 Make = Callable[[int, Path | None], Stream]
@@ -95,3 +104,173 @@ def run_batch(stream: Stream, num_inducing: int, num_steps: int = 300) -> Row:
         "seconds": time.perf_counter() - start,
         "converged": result.converged,
     }
+
+
+POLICIES: dict[str, Callable[[int], InducingPolicy]] = {
+    "AdaptiveBudget (default)": lambda _: AdaptiveBudget(),
+    "GreedyInformation": lambda _: GreedyInformation(),
+    "GreedyVariance": lambda _: GreedyVariance(),
+    "RandomReplace": lambda seed: RandomReplace(0.3, seed=seed),
+    "KeepOld": lambda _: KeepOld(),
+}
+BATCH = "batch SGPR"
+
+
+def run_stream(stream: Stream, num_inducing: int, policy: InducingPolicy) -> Row:
+    """Default updates over a stream, and how they end; a failure is a row as well."""
+    start = time.perf_counter()
+    model = new_model(stream, num_inducing, inducing_policy=policy)
+    sizes, failure = [], ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BudgetWarning)  # small budgets on purpose
+        for x, y in tqdm(stream.batches, desc=type(policy).__name__, leave=False):
+            try:
+                sizes.append(model.update(x, y).num_inducing)
+            except Exception as error:  # what fails is part of the result
+                failure = f"{type(error).__name__}: {error}"
+                break
+    return {
+        **accuracy(model, stream),
+        "M": model.summary.num_inducing,
+        "sizes": sizes,
+        "seconds": time.perf_counter() - start,
+        "failure": failure,
+    }
+
+
+def run(
+    out: Path,
+    data_dir: Path | None,
+    num_seeds: int,
+    only_streams: list[str] | None = None,
+    only_policies: list[str] | None = None,
+) -> list[Row]:
+    """All rows that are not in the file yet; the file after every one of them."""
+    rows: list[Row] = json.loads(out.read_text()) if out.exists() else []
+    done = {(row["stream"], row["policy"], row["seed"]) for row in rows}
+    jobs = [
+        (name, policy, seed)
+        for name, case in CASES.items()
+        if not only_streams or name in only_streams
+        for policy in [BATCH, *POLICIES]
+        if not only_policies or policy in only_policies
+        for seed in range(num_seeds)
+        # Without random numbers another seed is the same run.
+        if seed == 0 or case.seeded or policy == "RandomReplace"
+    ]
+    for name, policy, seed in tqdm([job for job in jobs if job not in done]):
+        case = CASES[name]
+        stream = case.make(seed, data_dir)
+        if policy == BATCH:
+            result = run_batch(stream, case.num_inducing)
+        else:
+            chosen = POLICIES[policy](seed)
+            result = run_stream(stream, case.num_inducing, chosen)
+        key = {"stream": name, "policy": policy, "seed": seed}
+        rows.append({**key, "budget": case.num_inducing, **result})
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(rows, indent=1) + "\n")
+    return rows
+
+
+def table(rows: list[Row]) -> list[Row]:
+    """One line per stream and policy: medians over seeds, against the batch model."""
+    lines: list[Row] = []
+    for name, case in CASES.items():
+        ceiling = {
+            row["seed"]: row
+            for row in rows
+            if row["stream"] == name and row["policy"] == BATCH
+        }
+        for policy in POLICIES:
+            runs = [
+                (row, ceiling[row["seed"] if case.seeded else 0])
+                for row in rows
+                if row["stream"] == name
+                and row["policy"] == policy
+                and (row["seed"] if case.seeded else 0) in ceiling
+            ]
+            if not runs:
+                continue
+
+            def median(values: list[float]) -> float:
+                return statistics.median(values)
+
+            ratio = median([row["RMSE"] / best["RMSE"] for row, best in runs])
+            gap = median([row["MLL"] - best["MLL"] for row, best in runs])
+            lines.append(
+                {
+                    "stream": name,
+                    "policy": policy,
+                    "seeds": len(runs),
+                    "budget": case.num_inducing,
+                    "M": median([row["M"] for row, _ in runs]),
+                    "RMSE": median([row["RMSE"] for row, _ in runs]),
+                    "MLL": median([row["MLL"] for row, _ in runs]),
+                    "RMSE / batch": ratio,
+                    "MLL - batch": gap,
+                    "within 1.05 and 0.05": "yes" if _is_close(ratio, gap) else "no",
+                    "seconds": median([row["seconds"] for row, _ in runs]),
+                    "failures": sum(bool(row["failure"]) for row, _ in runs),
+                }
+            )
+    return lines
+
+
+def _is_close(ratio: float, gap: float) -> bool:
+    return ratio <= 1.05 and gap >= -0.05
+
+
+def ranking(lines: list[Row]) -> list[Row]:
+    """Policies over all streams: how often close to batch, and how far off."""
+    result = []
+    for policy in POLICIES:
+        mine = [line for line in lines if line["policy"] == policy]
+        if mine:
+            ratios = [line["RMSE / batch"] for line in mine]
+            result.append(
+                {
+                    "policy": policy,
+                    "streams": len(mine),
+                    "within 1.05 and 0.05": sum(
+                        line["within 1.05 and 0.05"] == "yes" for line in mine
+                    ),
+                    "median RMSE / batch": statistics.median(ratios),
+                    "worst RMSE / batch": max(ratios),
+                    "median MLL - batch": statistics.median(
+                        line["MLL - batch"] for line in mine
+                    ),
+                    "worst MLL - batch": min(line["MLL - batch"] for line in mine),
+                    "seconds": sum(line["seconds"] for line in mine),
+                    "failures": sum(line["failures"] for line in mine),
+                }
+            )
+    return result
+
+
+def main() -> None:
+    """Run what is missing and print both tables."""
+    from benchmark import print_rows
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("out/policies.json"))
+    parser.add_argument("--data-dir", type=Path, help="where the UCI files are")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--streams", nargs="*", choices=[*CASES])
+    parser.add_argument("--policies", nargs="*", choices=[BATCH, *POLICIES])
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    rows = run(
+        arguments.out,
+        arguments.data_dir,
+        arguments.seeds,
+        arguments.streams,
+        arguments.policies,
+    )
+    print_rows(table(rows))
+    print_rows(ranking(table(rows)))
+
+
+if __name__ == "__main__":
+    main()

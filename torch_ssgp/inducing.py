@@ -221,8 +221,9 @@ class GreedyPolicy(InducingPolicy):
         loyalty = 1.0 if num_old >= num_inducing else torch.where(is_new, 1.0, LOYALTY)
         WK = gram_weight(K)
         h = (K * WK).sum(-2)  # diagonal of E Wᵀ W E
-        # New data are observed without jitter.
-        t = WK.diagonal(dim1=-2, dim2=-1).sum(-1) - weight.sum(-1) * jitter.squeeze(-1)
+        # New data are observed without jitter, unless they are inducing points.
+        excess = jitter * torch.cat([torch.zeros_like(e[..., :num_old]), weight], -1)
+        t = WK.diagonal(dim1=-2, dim2=-1).sum(-1) - excess.sum(-1)
         columns = K.new_zeros(*K.shape[:-1], num_inducing)
         chosen, losses, useful = [], [], []
         for k in range(num_inducing):
@@ -245,7 +246,8 @@ class GreedyPolicy(InducingPolicy):
             Ev = matvec(K, v) - matvec(C, matvec(C.mT, v))
             h = h - 2 * c * Ev + c.square() * cv
             e = (e - c.square()).scatter(-1, j, 0.0)
-            t = (t - torch.where(best > -torch.inf, cv, 0).squeeze(-1)).clamp_min(0)
+            gain = torch.where(best > -torch.inf, cv - excess.gather(-1, j), 0)
+            t = (t - gain.squeeze(-1)).clamp_min(0)
             columns[..., k] = c
             chosen.append(j)
             losses.append(t)

@@ -218,7 +218,9 @@ class StreamingGP(GP):
             converged=fit.converged and objective.settled,
             projection_loss=absorbed.loss,
             projection_loss_before=(
-                absorbed.loss if objective.loss_before is None else objective.loss_before
+                absorbed.loss
+                if objective.loss_before is None
+                else objective.loss_before
             ),
             num_inducing=num_inducing,
             num_kept=absorbed.num_kept,

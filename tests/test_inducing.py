@@ -1,0 +1,366 @@
+"""Policies choose points the bound agrees with, and no more than needed."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from torch import Tensor
+
+import streams
+from torch_ssgp import (
+    AdaptiveBudget,
+    AllocatorPolicy,
+    GreedyInformation,
+    GreedyPolicy,
+    GreedyVariance,
+    InducingPolicy,
+    KeepOld,
+    RandomReplace,
+    StreamingGP,
+)
+from torch_ssgp.exceptions import ArgumentError, BudgetWarning
+from torch_ssgp.inducing import Candidates, merge_duplicates
+
+POLICIES: list[InducingPolicy] = [
+    KeepOld(),
+    RandomReplace(0.3),
+    GreedyVariance(),
+    GreedyInformation(),
+    AdaptiveBudget(),
+    AdaptiveBudget(policy=GreedyVariance()),
+]
+GREEDY: list[GreedyPolicy] = [GreedyVariance(), GreedyInformation()]
+
+
+def name(policy: object) -> str:
+    return type(policy).__name__
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, dtype=torch.float64, generator=generator)
+
+
+def make_model(
+    policy: InducingPolicy | None = None,
+    num_inducing: int = 10,
+    lengthscale: float = 0.2,
+    batch_shape: tuple[int, ...] = (),
+) -> StreamingGP:
+    kernel = ScaleKernel(RBFKernel())
+    model = StreamingGP(
+        kernel,
+        num_inducing=num_inducing,
+        inducing_policy=policy,
+        batch_shape=torch.Size(batch_shape),
+    ).double()
+    kernel.base_kernel.lengthscale, model.likelihood.noise = lengthscale, 0.01
+    return model
+
+
+def candidates_of(model: StreamingGP, x: Tensor) -> tuple[Candidates, object]:
+    """What a policy would see in the next update, and the objective behind it."""
+    data = model._check_data(x, torch.zeros(x.shape[:-1]).double(), None)
+    objective = model._objective(data, model.summary.pseudo_observations)
+    with torch.no_grad():
+        return model._candidates(objective), objective
+
+
+@pytest.mark.parametrize("policy", GREEDY, ids=name)
+@pytest.mark.parametrize("batch_shape", [(), (2,)], ids=str)
+def test_the_loss_of_a_ranking_is_that_of_the_bound(policy, batch_shape):
+    """For any number of points taken, jitter and past included."""
+    model = make_model(GreedyInformation(), 15, batch_shape=batch_shape)
+    x = draw(*batch_shape, 40, 1)
+    model.update(x, torch.sin(9 * x[..., 0]), num_steps=0)
+    candidates, objective = candidates_of(model, draw(*batch_shape, 30, 1, seed=1))
+    with torch.no_grad():
+        ranking = policy.rank(candidates)
+        for count in (1, 5, 12):
+            objective.start_at(ranking.points[..., :count, :])
+            rows, s = objective.project(objective.prior())
+            torch.testing.assert_close(
+                ranking.loss[..., count - 1], rows.loss / (2 * s), rtol=1e-4, atol=1e-6
+            )
+
+
+def test_greedy_information_takes_the_point_that_lowers_the_loss_most():
+    model = make_model(GreedyInformation(), 6)
+    x = draw(30, 1)
+    model.update(x, torch.sin(9 * x[:, 0]), num_steps=0)
+    candidates, objective = candidates_of(model, draw(20, 1, seed=1))
+    candidates = candidates._replace(num_inducing=6)  # no room: nobody is preferred
+
+    def loss(z: Tensor) -> float:
+        objective.start_at(z)
+        rows, s = objective.project(objective.prior())
+        return (rows.loss / (2 * s)).item()
+
+    with torch.no_grad():
+        points = GreedyInformation().rank(candidates).points
+        for k in range(4):
+            ours = loss(points[: k + 1])
+            best = min(
+                loss(torch.cat([points[:k], other[None]]))
+                for other in candidates.points
+                if not (points[:k] == other).all(-1).any()
+            )
+            assert ours <= best * (1 + 1e-6) + 1e-9
+
+
+def test_greedy_variance_is_pivoted_cholesky():
+    """Every point is the least certain one given those before it."""
+    model = make_model()
+    candidates, _ = candidates_of(model, draw(50, 1))
+    kernel = model.covar_module
+    with torch.no_grad():
+        points = GreedyVariance().rank(candidates).points
+        for k in (1, 4, 8):
+            z, x = points[:k], candidates.x
+            K_zz = kernel(z).to_dense() + 1e-8 * torch.eye(k).double()
+            K_zx = kernel(z, x).to_dense()
+            left = kernel(x, diag=True) - (K_zx * torch.linalg.solve(K_zz, K_zx)).sum(0)
+            assert torch.equal(points[k], x[left.argmax()])
+
+
+def test_information_keeps_what_the_past_relies_on_and_variance_does_not():
+    """A thousand data on the left, one far outlier of an input on the right."""
+    x_left, x_right = draw(1000, 1), torch.tensor([[50.0]]).double()
+    losses = {}
+    for policy in GREEDY:
+        model = make_model(policy, 4, lengthscale=0.4)
+        model.update(x_left, torch.sin(3 * x_left[:, 0]), num_steps=0)
+        result = model.update(x_right, torch.zeros(1).double(), num_steps=0)
+        losses[name(policy)] = float(result.projection_loss)
+    assert losses["GreedyInformation"] < 0.5 * losses["GreedyVariance"]
+
+
+def test_keep_old_keeps_all_and_fills_the_room():
+    model = make_model(KeepOld(), 10)
+    first = model.update(draw(6, 1), torch.zeros(6).double(), num_steps=0)
+    old = model.summary.inducing_points
+    second = model.update(2 + draw(20, 1), torch.zeros(20).double(), num_steps=0)
+    third = model.update(4 + draw(20, 1), torch.zeros(20).double(), num_steps=0)
+    assert first.num_inducing == 6 and second.num_inducing == 10
+    assert torch.equal(model.summary.inducing_points[:6], old)
+    assert (third.num_kept, third.num_added, third.num_dropped) == (10, 0, 0)
+
+
+def test_random_replace_swaps_its_fraction_and_repeats_itself():
+    def run(seed: int) -> Tensor:
+        model = make_model(RandomReplace(0.3, seed=seed), 10, lengthscale=0.02)
+        model.update(draw(50, 1), torch.zeros(50).double(), num_steps=0)
+        result = model.update(draw(50, 1, seed=1), torch.zeros(50).double(), num_steps=0)
+        assert (result.num_kept, result.num_added, result.num_dropped) == (7, 3, 3)
+        return model.summary.inducing_points
+
+    state = torch.get_rng_state()
+    assert torch.equal(run(0), run(0))
+    assert not torch.equal(run(0), run(1))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=name)
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.zeros(30, 2),
+        torch.tensor([[0.0, 0.0], [1.0, 1.0]]).repeat(15, 1),
+        torch.cat([torch.zeros(1, 2), torch.full((1, 2), 1e-7)]).repeat(15, 1),
+        torch.ones(1, 2),
+    ],
+    ids=["identical", "two places", "nearly identical", "one point"],
+)
+def test_copies_count_once(policy, x):
+    x = x.double()
+    places = 2 if bool((x == 1).any()) and len(x) > 1 else 1
+    model = make_model(policy, 20)
+    for _ in range(3):
+        result = model.update(x, torch.ones(len(x)).double(), num_steps=5)
+        assert result.num_inducing == places
+        assert bool(torch.isfinite(model(x).variance).all())
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=name)
+def test_fewer_candidates_than_the_budget_are_all_that_is_taken(policy):
+    model = make_model(policy, 50, lengthscale=0.01)
+    result = model.update(draw(7, 1), torch.zeros(7).double(), num_steps=0)
+    assert result.num_inducing == 7
+    assert (result.num_added, result.num_kept, result.num_dropped) == (7, 0, 0)
+
+
+def test_merging_keeps_points_that_are_only_close_to_merged_ones():
+    """Of a chain of tiny steps one point per distance that jitter can tell stays."""
+    kernel = RBFKernel().double()
+    kernel.lengthscale = 1.0
+    z = torch.linspace(0, 1e-2, 1001).double().unsqueeze(-1)
+    with torch.no_grad():
+        merged = merge_duplicates(kernel, z, 1e-8)
+    # var(f(z) - f(z')) = distance² for short distances
+    assert merged.diff(dim=0).min() > math.sqrt(2e-8)
+    assert merged.diff(dim=0).max() < math.sqrt(2e-8) + 2e-5
+    assert torch.equal(merged[0], z[0])
+
+
+def test_merging_leaves_streams_of_a_batch_the_same_number():
+    kernel = RBFKernel().double()
+    z = torch.stack([torch.zeros(4, 1), torch.tensor([[0.0], [1.0], [1.0], [2.0]])])
+    with torch.no_grad():
+        merged = merge_duplicates(kernel, z.double(), 1e-8)
+    assert merged.shape == (2, 3, 1)
+    assert merged[1].flatten().tolist() == [0.0, 1.0, 2.0]
+
+
+# -- the number of points -----------------------------------------------------------
+
+
+def test_the_budget_grows_with_the_range_and_the_error_stays():
+    stream = streams.growing_range(factor=15, num_test=500)
+    model = make_model(num_inducing=200, lengthscale=1.0)
+    counts = [
+        model.update(x, y, learn_hyperparameters=False, num_steps=10).num_inducing
+        for x, y in stream.batches
+    ]
+    # Linear after the first batches: as many points per batch early and late.
+    early, late = counts[7] - counts[2], counts[14] - counts[9]
+    assert 10 <= early <= 25 and abs(late - early) <= 2
+    error = model.predict(stream.x_test).mean - stream.y_test
+    halves = error.square().chunk(2)
+    rmse = [half.mean().sqrt().item() for half in halves]
+    assert max(rmse) < 0.115  # the noise is 0.1
+
+
+def test_the_budget_stays_where_a_stream_repeats_itself():
+    stream = streams.revisiting(passes=20, batch=50)
+    model = make_model(num_inducing=100, lengthscale=1.0)
+    counts = [model.update(x, y, num_steps=20).num_inducing for x, y in stream.batches]
+    second_pass, last = counts[3], counts[-1]
+    assert abs(last - second_pass) <= 0.1 * second_pass
+
+
+def test_the_budget_shrinks_when_the_kernel_grows_smoother():
+    model = make_model(num_inducing=100, lengthscale=0.05)
+    x = draw(200, 1)
+    y = torch.sin(3 * x[:, 0])
+    rough = model.update(x, y, num_steps=0).num_inducing
+    model.covar_module.base_kernel.lengthscale = 0.5
+    smooth = model.update(x, y, num_steps=0).num_inducing
+    assert smooth < rough / 3
+
+
+def test_the_loss_stays_below_the_tolerance_where_there_is_room():
+    for tolerance in (1e-1, 1e-3):
+        model = make_model(AdaptiveBudget(tolerance), 100)
+        for seed in range(3):
+            x = seed + draw(60, 1, seed=seed)
+            y = torch.sin(5 * x[:, 0])
+            result = model.update(x, y)
+            assert result.projection_loss <= tolerance * 60
+    assert result.num_inducing < 100
+
+
+def test_limits_of_the_budget_hold():
+    x = draw(100, 1)
+    y = torch.sin(5 * x[:, 0])
+    least = make_model(AdaptiveBudget(1e3, min_inducing=7), 20, lengthscale=0.05)
+    assert least.update(x, y, num_steps=0).num_inducing == 7
+    most = make_model(AdaptiveBudget(1e-9, 1, 30), 20, lengthscale=0.01)
+    assert most.update(x, y, num_steps=0).num_inducing == 30
+    model = make_model(AdaptiveBudget(1e-9), 20, lengthscale=0.01)
+    assert model.update(x, y, num_steps=0).num_inducing == 20
+
+
+def test_bad_settings_of_policies_are_named():
+    for make, message in [
+        (lambda: AdaptiveBudget(0.0), "tolerance is 0.0"),
+        (lambda: AdaptiveBudget(min_inducing=5, max_inducing=3), "max_inducing is 3"),
+        (lambda: RandomReplace(1.5), "fraction is 1.5"),
+        (lambda: GreedyVariance(0), "max_candidates is 0"),
+        (lambda: AllocatorPolicy(object()), "allocator is a object"),
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            make()
+
+
+# -- what an update says ------------------------------------------------------------
+
+
+def test_an_update_reports_what_became_of_the_points():
+    model = make_model(GreedyInformation(), 8)
+    x = draw(40, 1)
+    model.update(x, torch.sin(9 * x[:, 0]), num_steps=0)
+    old = model.summary.inducing_points
+    x = 1 + draw(40, 1)
+    result = model.update(x, torch.sin(9 * x[:, 0]))
+    new = model.summary.inducing_points
+    kept = (old.unsqueeze(0) == new.unsqueeze(1)).all(-1).any(0).sum()
+    assert result.num_kept == kept
+    assert result.num_added == len(new) - kept
+    assert result.num_dropped == len(old) - kept
+    assert 0 < result.projection_loss < result.projection_loss_before
+
+
+def test_one_warning_says_that_the_budget_is_too_small():
+    model = make_model(num_inducing=3, lengthscale=0.05)
+    x = draw(60, 1)
+    y = torch.sin(20 * x[:, 0])
+    with pytest.warns(BudgetWarning, match="Raise num_inducing") as caught:
+        model.update(x, y, num_steps=0)
+        model.update(x, y, num_steps=0)
+    # The same text, so Python's default filter shows it once.
+    assert len({str(warning.message) for warning in caught}) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        make_model(num_inducing=60, lengthscale=0.05).update(x, y, num_steps=0)
+        # The choice of the caller is not a matter of budget.
+        model.update(x, y, num_steps=0, inducing_points=x[:3])
+
+
+def test_allocators_of_botorch_plug_in():
+    allocators = pytest.importorskip("botorch.models.utils.inducing_point_allocators")
+    allocator = allocators.GreedyVarianceReduction()
+    x = draw(40, 1)
+    chosen = {}
+    for policy in (AllocatorPolicy(allocator), GreedyVariance()):
+        model = make_model(policy, 8)
+        for part in (x, 1 + x):
+            model.update(part, torch.sin(5 * part[:, 0]), num_steps=0)
+        chosen[name(policy)] = model.summary.inducing_points
+    assert chosen["AllocatorPolicy"].shape == (8, 1)
+    batched = make_model(AllocatorPolicy(allocator), 8, batch_shape=(2,))
+    batched.update(x, torch.sin(5 * x[:, 0]).expand(2, -1), num_steps=0)
+    assert batched.summary.inducing_points.shape == (2, 8, 1)
+
+
+# -- long and strange streams -------------------------------------------------------
+
+
+def test_two_thousand_single_points():
+    """As many inducing points as a batch would need, and the batch's fit."""
+    stream = streams.repeated_iid(batches=1, batch=2000)
+    x, y = stream.batches[0]
+    model = make_model(num_inducing=100, lengthscale=1.0)
+    batch = make_model(num_inducing=100, lengthscale=1.0)
+    for x_new, y_new in zip(x.split(1), y.split(1), strict=True):
+        result = model.update(x_new, y_new, num_steps=0)
+    whole = batch.update(x, y, num_steps=0)
+    assert model.summary.num_data == 2000
+    assert result.num_inducing <= 1.5 * whole.num_inducing
+    error = {
+        key: (m.predict(stream.x_test).mean - stream.y_test).square().mean().sqrt()
+        for key, m in (("stream", model), ("batch", batch))
+    }
+    assert error["stream"] < 1.02 * error["batch"]
+
+
+def test_single_points_with_learning():
+    stream = streams.repeated_iid(batches=40, batch=1)
+    model = StreamingGP(ScaleKernel(MaternKernel()), num_inducing=30).double()
+    for x, y in stream.batches:
+        result = model.update(x, y, num_steps=5)
+        assert bool(torch.isfinite(result.bound))
+    assert model.summary.num_data == 40
