@@ -255,19 +255,21 @@ def _quadrature(
     variance: Tensor,
 ) -> Tensor:
     """Gauss-Hermite quadrature with nodes in full precision, GPyTorch's are float32."""
-    nodes, weights = _nodes(likelihood.quadrature.num_locs)
+    nodes, weights = _nodes(likelihood.quadrature.num_locs, mean.dtype, mean.device)
     shape = (-1, *(1 for _ in mean.shape))
-    nodes = nodes.to(mean).view(shape)
-    weights = weights.to(mean).view(shape)
+    nodes, weights = nodes.view(shape), weights.view(shape)
     return (weights * log_prob(mean + variance.sqrt() * nodes)).sum(0)
 
 
 @lru_cache
-def _nodes(num: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for expectations under N(0, 1)."""
+def _nodes(num: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for expectations under N(0, 1); copied to a device once."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(num)
     weights = weights / weights.sum()
-    return torch.from_numpy(nodes), torch.from_numpy(weights)
+    return (
+        torch.as_tensor(nodes, dtype=dtype, device=device),
+        torch.as_tensor(weights, dtype=dtype, device=device),
+    )
 
 
 def softmax_bound(
