@@ -23,7 +23,6 @@ from linear_operator import to_dense
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.functional import PriorBlocks
 
 
@@ -182,10 +181,6 @@ def observation_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:
         Variances, differentiable in the parameters of the likelihood.
     """
     if isinstance(likelihood, FixedNoiseGaussianLikelihood):
-        if noise is None:
-            raise ArgumentError(
-                "FixedNoiseGaussianLikelihood needs the noise variance of every new "
-                "point; got noise=None. Pass noise= of the shape of y_new."
-            )
+        assert noise is not None  # checked at the front door
         return noise + likelihood.second_noise
     return likelihood.noise if noise is None else noise
