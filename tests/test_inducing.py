@@ -154,7 +154,9 @@ def test_random_replace_swaps_its_fraction_and_repeats_itself():
     def run(seed: int) -> Tensor:
         model = make_model(RandomReplace(0.3, seed=seed), 10, lengthscale=0.02)
         model.update(draw(50, 1), torch.zeros(50).double(), num_steps=0)
-        result = model.update(draw(50, 1, seed=1), torch.zeros(50).double(), num_steps=0)
+        result = model.update(
+            draw(50, 1, seed=1), torch.zeros(50).double(), num_steps=0
+        )
         assert (result.num_kept, result.num_added, result.num_dropped) == (7, 3, 3)
         return model.summary.inducing_points
 

@@ -16,7 +16,7 @@ from gpytorch.module import Module
 from torch import Tensor, nn
 
 from torch_ssgp import functional as F
-from torch_ssgp.exceptions import ArgumentError, MissingDependencyError
+from torch_ssgp.exceptions import MissingDependencyError
 from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
 from torch_ssgp.modules import (
     observation_noise,
@@ -521,9 +521,3 @@ def _progress_bar(total: int) -> Any:
             "progress=True needs tqdm. Install it with: pip install 'torch_ssgp[plot]'"
         ) from error
     return tqdm(total=total, desc="update", leave=False)
-
-
-def check_optimizer(optimizer: str) -> None:
-    """Raise unless the name is one of ours."""
-    if optimizer not in ("adam", "lbfgs"):
-        raise ArgumentError(f"optimizer is {optimizer!r}; expected 'adam' or 'lbfgs'.")

@@ -34,6 +34,7 @@ from torch_ssgp.exceptions import (
     SupportError,
     UnsupportedLikelihoodError,
 )
+from torch_ssgp.validation import kind_of
 
 MIN_VARIANCE = 1e-10  # below this GPyTorch warns, and quadrature has nothing to do
 _TILT_ITERATIONS = 20
@@ -73,10 +74,10 @@ def check_likelihood(
         isinstance(likelihood, Likelihood) and hasattr(likelihood, "expected_log_prob")
     ):
         raise UnsupportedLikelihoodError(
-            f"{name} cannot be used; expected a GPyTorch likelihood of one target per "
-            "point with expected_log_prob, such as GaussianLikelihood, "
-            "BernoulliLikelihood or SoftmaxLikelihood. For several outputs give the "
-            "model a batch_shape and use a likelihood with that batch_shape."
+            f"likelihood is {kind_of(likelihood)}; expected a GPyTorch likelihood of "
+            "one target per point with expected_log_prob, such as "
+            "GaussianLikelihood() or BernoulliLikelihood(). For several outputs give "
+            "the model a batch_shape and use a likelihood with that batch_shape."
         )
     if alpha != 0:
         raise UnsupportedLikelihoodError(
@@ -124,9 +125,9 @@ def prepare_targets(
     Returns:
         ``(*batch, n)``; for Softmax, labels repeated over classes.
     """
-    if isinstance(y, Tensor) and not (y.is_floating_point() or y.is_complex()):
+    if not (y.is_floating_point() or y.is_complex()):
         y = y.to(x.dtype)
-    if not isinstance(y, Tensor) or y.dtype != x.dtype or not y.isfinite().all():
+    if y.dtype != x.dtype or y.device != x.device or not y.isfinite().all():
         return y  # the general checks say what is wrong
     if couples_classes(likelihood):
         if y.shape[-1:] != x.shape[-2:-1]:
@@ -183,8 +184,13 @@ def _supported(likelihood: Likelihood, y: Tensor) -> tuple[Tensor, str]:
     return good, expected
 
 
-def check_no_noise(likelihood: Likelihood, noise: Tensor | None) -> None:
-    """Raise for noise variances of a likelihood that has none."""
+def check_takes_noise(likelihood: Likelihood, noise: Tensor | None) -> None:
+    """Raise for noise variances of a likelihood that has none, or if it needs them."""
+    if noise is None and isinstance(likelihood, FixedNoiseGaussianLikelihood):
+        raise ArgumentError(
+            "FixedNoiseGaussianLikelihood needs the noise variance of every point; got "
+            "noise=None. Pass noise=, one variance per target."
+        )
     if noise is not None and not is_gaussian(likelihood):
         raise ArgumentError(
             f"noise was given with {type(likelihood).__name__}; only Gaussian "
@@ -255,19 +261,21 @@ def _quadrature(
     variance: Tensor,
 ) -> Tensor:
     """Gauss-Hermite quadrature with nodes in full precision, GPyTorch's are float32."""
-    nodes, weights = _nodes(likelihood.quadrature.num_locs)
+    nodes, weights = _nodes(likelihood.quadrature.num_locs, mean.dtype, mean.device)
     shape = (-1, *(1 for _ in mean.shape))
-    nodes = nodes.to(mean).view(shape)
-    weights = weights.to(mean).view(shape)
+    nodes, weights = nodes.view(shape), weights.view(shape)
     return (weights * log_prob(mean + variance.sqrt() * nodes)).sum(0)
 
 
 @lru_cache
-def _nodes(num: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for expectations under N(0, 1)."""
+def _nodes(num: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for expectations under N(0, 1); copied to a device once."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(num)
     weights = weights / weights.sum()
-    return torch.from_numpy(nodes), torch.from_numpy(weights)
+    return (
+        torch.as_tensor(nodes, dtype=dtype, device=device),
+        torch.as_tensor(weights, dtype=dtype, device=device),
+    )
 
 
 def softmax_bound(

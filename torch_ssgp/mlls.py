@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import VariationalELBO
+from gpytorch.models import ApproximateGP
 from torch import Tensor
 
+from torch_ssgp import validation as check
 from torch_ssgp.exceptions import ArgumentError
 
 
@@ -80,6 +83,11 @@ class StreamingELBO(VariationalELBO):
         beta: float = 1.0,
         combine_terms: bool = True,
     ) -> None:
+        check.check_module(likelihood, "likelihood", Likelihood, "GaussianLikelihood()")
+        example = "one with a StreamingVariationalStrategy"
+        check.check_module(model, "model", ApproximateGP, example)
+        check.check_positive_int(num_data, "num_data")
+        check.check_positive(beta, "beta", or_zero=True)
         if not hasattr(model.variational_strategy, "kl_terms"):
             raise ArgumentError(
                 f"The model has a {type(model.variational_strategy).__name__}, which "

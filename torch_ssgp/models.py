@@ -26,7 +26,6 @@ from torch_ssgp.fit import (
     NewData,
     StreamingObjective,
     UpdateResult,
-    check_optimizer,
 )
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.inducing import (
@@ -101,14 +100,21 @@ class StreamingGP(GP):
         batch_shape: torch.Size = torch.Size(),
     ) -> None:
         super().__init__()
+        check.check_module(covar_module, "covar_module", Kernel, "RBFKernel()")
         check.check_positive_int(num_inducing, "num_inducing")
         check.check_alpha(alpha)
-        batch_shape = torch.Size(batch_shape)
+        batch_shape = check.check_batch_shape(batch_shape)
         if likelihood is None:
             likelihood = GaussianLikelihood(batch_shape=batch_shape)
         likelihoods.check_likelihood(likelihood, batch_shape, alpha)
         if mean_module is None:
             mean_module = likelihoods.default_mean(likelihood, batch_shape)
+        check.check_module(mean_module, "mean_module", Mean, "ConstantMean()")
+        check.check_modules(covar_module, mean_module, likelihood, batch_shape)
+        if inducing_policy is not None:
+            check.check_module(
+                inducing_policy, "inducing_policy", InducingPolicy, "AdaptiveBudget()"
+            )
         self.covar_module = covar_module
         self.mean_module = mean_module
         self.likelihood = likelihood
@@ -167,10 +173,15 @@ class StreamingGP(GP):
             What happened.
         """
         start = time.perf_counter()
-        check.check_positive_int(num_steps, "num_steps", at_least=0)
-        check.check_positive_int(int(learn_hyperparameters), "learn_hyperparameters", 0)
-        check.check_trust_region(trust_region)
-        check_optimizer(optimizer)
+        check.check_update_options(
+            num_steps=num_steps,
+            lr=lr,
+            optimizer=optimizer,
+            learn_hyperparameters=learn_hyperparameters,
+            trust_region=trust_region,
+            forget=forget,
+            callback=callback,
+        )
         data = self._check_data(x_new, y_new, noise)
         z_given = self._check_inducing_points(inducing_points, data.x)
         past = self.summary.discount(forget)
@@ -302,9 +313,7 @@ class StreamingGP(GP):
         Differentiable in ``x``, not in hyperparameters. Nothing is factored again
         until hyperparameters or the summary change.
         """
-        x = check.check_inputs(
-            x, name="x", num_dims=self._num_dims, dtype=self.dtype, device=self.device
-        )
+        x = self._check_inputs(x, "x", self.batch_shape)
         if self.summary.is_empty:
             dtype = settings.algebra_dtype.of(x.dtype)
             kernel, mean, _ = self._frozen_modules(dtype)
@@ -319,11 +328,12 @@ class StreamingGP(GP):
             x: ``(*batch, n, d)``.
             noise: Known noise variances at ``x``, for likelihoods that need them.
         """
-        likelihoods.check_no_noise(self.likelihood, noise)
+        likelihoods.check_takes_noise(self.likelihood, noise)
+        latent = self(x)
         if noise is not None:
-            return self.likelihood(self(x), noise=noise)
-        latent = likelihoods.as_likelihood_input(self.likelihood, self(x))
-        return self.likelihood(latent)
+            check.check_noise(noise, latent.mean)
+            return self.likelihood(latent, noise=noise)
+        return self.likelihood(likelihoods.as_likelihood_input(self.likelihood, latent))
 
     # -- states ---------------------------------------------------------------------
 
@@ -417,14 +427,9 @@ class StreamingGP(GP):
     ) -> NewData:
         """Checked data in the dtype of the algebra, with all batch dimensions."""
         names = ("x", "y") if fantasy else ("x_new", "y_new")
-        likelihoods.check_no_noise(self.likelihood, noise)
-        x = check.check_inputs(
-            x,
-            name=names[0],
-            num_dims=self._num_dims,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        likelihoods.check_takes_noise(self.likelihood, noise)
+        x = self._check_inputs(x, names[0])
+        check.check_tensor(y, names[1])
         batch = self.batch_shape
         if not likelihoods.is_gaussian(self.likelihood):
             y = likelihoods.prepare_targets(self.likelihood, y, x, batch, names)
@@ -436,6 +441,12 @@ class StreamingGP(GP):
                 x_batch = batch
             x = x.expand(*x_batch, *x.shape[-2:])
         except RuntimeError:
+            if fantasy:
+                raise ShapeError(
+                    f"x has shape {tuple(x.shape)}, y {tuple(y.shape)}, the model "
+                    f"batch_shape {tuple(self.batch_shape)}; expected batch dimensions "
+                    "that broadcast."
+                ) from None
             raise ShapeError(
                 f"{names[0]} has shape {tuple(x.shape)}, which does not go with "
                 f"batch_shape {tuple(self.batch_shape)}. Expected "
@@ -448,6 +459,23 @@ class StreamingGP(GP):
         return NewData(
             x.to(dtype), y.to(dtype), None if noise is None else noise.to(dtype)
         )
+
+    def _check_inputs(
+        self, x: Tensor, name: str, batch_shape: torch.Size = torch.Size()
+    ) -> Tensor:
+        x = check.check_inputs(
+            x,
+            name=name,
+            num_dims=self._num_dims,
+            dtype=self.dtype,
+            device=self.device,
+            batch_shape=batch_shape,
+        )
+        if self.summary.is_empty and x.size(-2):
+            dtype = settings.algebra_dtype.of(x.dtype)
+            kernel = freeze(self.covar_module, dtype)  # it may remember the call
+            check.check_prior(kernel, freeze(self.mean_module, dtype), x.to(dtype))
+        return x
 
     def _check_inducing_points(self, z: Tensor | None, x: Tensor) -> Tensor | None:
         if z is None:
@@ -462,6 +490,12 @@ class StreamingGP(GP):
         if z.size(-2) == 0:
             raise ShapeError(
                 f"inducing_points has shape {tuple(z.shape)}; expected at least one."
+            )
+        if not check.expands_to(z.shape[:-2], self.batch_shape):
+            expected = (*self.batch_shape, *z.shape[-2:])
+            raise ShapeError(
+                f"inducing_points has shape {tuple(z.shape)}; expected {expected} for "
+                f"batch_shape {tuple(self.batch_shape)}."
             )
         return z.to(x.dtype).expand(*self.batch_shape, *z.shape[-2:])
 

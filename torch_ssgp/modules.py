@@ -9,7 +9,7 @@ too; without that, every update would leak information.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
@@ -21,14 +21,36 @@ from gpytorch.likelihoods import (
 from gpytorch.means import Mean
 from linear_operator import to_dense
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.functional import PriorBlocks
 
 
 def gram(kernel: Kernel, x1: Tensor, x2: Tensor | None = None) -> Tensor:
     """Dense covariance ``(*batch, n1, n2)``."""
     return to_dense(kernel(x1, x2))
+
+
+def variances(kernel: Kernel, x: Tensor) -> Tensor:
+    """Prior variances ``(*batch, n)``: the diagonal of the covariance at ``x``."""
+    if x.device.type == "cpu":  # nothing to wait for
+        return kernel(x, diag=True)
+    with _TakeAsEqual():
+        return kernel(x, diag=True)
+
+
+class _TakeAsEqual(TorchFunctionMode):
+    """GPyTorch's distances ask the device whether ``x1`` equals ``x2``.
+
+    In the call for a diagonal it does, and a GPU need not wait for the answer.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if func is torch.equal:
+            return args[0].shape == args[1].shape
+        return func(*args, **(kwargs or {}))
 
 
 class InducingGram(NamedTuple):
@@ -70,7 +92,7 @@ def inducing_gram(
     else:
         K = gram(kernel, z, torch.cat([z, others], -2))
     # Distances of a point to itself are not exactly zero in a rectangular call.
-    k_zz = kernel(z, diag=True)
+    k_zz = variances(kernel, z)
     variance = (
         jitter if isinstance(jitter, Tensor) else jitter * k_zz.mean(-1, keepdim=True)
     )
@@ -127,11 +149,11 @@ def prior_blocks(
     K_br = k_rr = None
     if landmarks is not None:
         K_bo, K_br = K_bo.split([sum(sizes), landmarks.size(-2)], -1)
-        k_rr = kernel(landmarks, diag=True)
+        k_rr = variances(kernel, landmarks)
     # A point that is an inducing point is that variable, jitter included.
     K_bo = torch.where(same, K_bb.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), K_bo)
     K_bf, K_ba = K_bo.split(sizes, -1)
-    k_ff = kernel(x, diag=True) + variance * same[..., : sizes[0]].any(-2)
+    k_ff = variances(kernel, x) + variance * same[..., : sizes[0]].any(-2)
     if z_a.size(-2):
         K_aa = inducing_gram(kernel, z_a, variance).K_zz
     else:
@@ -159,10 +181,6 @@ def observation_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:
         Variances, differentiable in the parameters of the likelihood.
     """
     if isinstance(likelihood, FixedNoiseGaussianLikelihood):
-        if noise is None:
-            raise ArgumentError(
-                "FixedNoiseGaussianLikelihood needs the noise variance of every new "
-                "point; got noise=None. Pass noise= of the shape of y_new."
-            )
+        assert noise is not None  # checked at the front door
         return noise + likelihood.second_noise
     return likelihood.noise if noise is None else noise

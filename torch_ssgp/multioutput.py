@@ -9,6 +9,7 @@ import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
 from torch import Tensor, nn
 
+from torch_ssgp import validation as check
 from torch_ssgp.exceptions import ArgumentError, ShapeError, UnsupportedLikelihoodError
 from torch_ssgp.fit import Callback, UpdateResult
 from torch_ssgp.likelihoods import couples_classes
@@ -45,7 +46,8 @@ class MultiOutputGP(nn.Module):
 
     def __init__(self, model: StreamingGP) -> None:
         super().__init__()
-        if not isinstance(model, StreamingGP) or not model.batch_shape:
+        check.check_module(model, "model", StreamingGP, "StreamingGP(kernel, ...)")
+        if not model.batch_shape:
             raise ArgumentError(
                 "model has no batch shape; expected a StreamingGP with one function "
                 "per output, such as batch_shape=torch.Size([2])."
@@ -104,8 +106,8 @@ class MultiOutputGP(nn.Module):
         """
         return self.model.update(
             self._shared(x_new),
-            self._by_output(y_new, "y_new"),
-            None if noise is None else self._by_output(noise, "noise"),
+            self._by_output(y_new, "y_new", x_new),
+            None if noise is None else self._by_output(noise, "noise", x_new),
             num_steps=num_steps,
             lr=lr,
             optimizer=optimizer,
@@ -130,8 +132,8 @@ class MultiOutputGP(nn.Module):
         Returns:
             A new model that has also seen the data.
         """
-        noise = None if noise is None else self._by_output(noise, "noise")
-        y = self._by_output(y, "y")
+        noise = None if noise is None else self._by_output(noise, "noise", x)
+        y = self._by_output(y, "y", x)
         return type(self)(
             self.model.condition_on_observations(self._shared(x), y, noise)
         )
@@ -152,7 +154,7 @@ class MultiOutputGP(nn.Module):
             A multitask distribution where the likelihood is Gaussian; else whatever
             the likelihood returns, with outputs as its last batch dimension.
         """
-        noise = None if noise is None else self._by_output(noise, "noise")
+        noise = None if noise is None else self._by_output(noise, "noise", x)
         predictive = self.model.predict(self._shared(x), noise)
         if hasattr(predictive, "lazy_covariance_matrix"):
             return MultitaskMultivariateNormal.from_batch_mvn(predictive, task_dim=-1)
@@ -177,12 +179,17 @@ class MultiOutputGP(nn.Module):
             return x.unsqueeze(-3)
         return x
 
-    def _by_output(self, y: Tensor, name: str) -> Tensor:
-        """Targets ``(*batch, n, q)`` as ``(*batch, q, n)``."""
-        if not isinstance(y, Tensor) or y.ndim < 2 or y.size(-1) != self.num_outputs:
-            shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+    def _by_output(self, y: Tensor, name: str, x: Tensor) -> Tensor:
+        """Targets ``(*batch, n, q)`` of inputs ``x``, as ``(*batch, q, n)``."""
+        check.check_tensor(y, name)
+        if y.ndim < 2 or y.size(-1) != self.num_outputs:
             raise ShapeError(
-                f"{name} has shape {shape}; expected (n, {self.num_outputs}), one "
-                "column per output."
+                f"{name} has shape {tuple(y.shape)}; expected (n, {self.num_outputs}), "
+                "one column per output."
+            )
+        if isinstance(x, Tensor) and x.ndim > 1 and y.size(-2) != x.size(-2):
+            raise ShapeError(
+                f"{name} has shape {tuple(y.shape)} for inputs of shape "
+                f"{tuple(x.shape)}; expected {x.size(-2)} rows in both."
             )
         return torch.transpose(y, -1, -2)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from torch_ssgp import functional as F
-from torch_ssgp.exceptions import ArgumentError, ShapeError
+from torch_ssgp.exceptions import ShapeError
 from torch_ssgp.functional import Posterior, PseudoObservations
+from torch_ssgp.validation import check_forget
 
 
 class PosteriorSummary(nn.Module):
@@ -156,10 +157,7 @@ class PosteriorSummary(nn.Module):
         Returns:
             :math:`(\sqrt\lambda U, \sqrt\lambda g, \lambda \rho, \lambda n)`.
         """
-        if not 0 < forget <= 1:
-            raise ArgumentError(
-                f"forget is {forget}; expected a number in (0, 1], 1 to keep all."
-            )
+        check_forget(forget)
         past = self.pseudo_observations
         if forget == 1:
             return past

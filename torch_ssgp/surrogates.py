@@ -40,9 +40,10 @@ from torch_ssgp.exceptions import FactorizationError, MissingDependencyError
 from torch_ssgp.fit import Callback, UpdateResult
 from torch_ssgp.inducing import InducingPolicy
 from torch_ssgp.models import StreamingGP
-from torch_ssgp.modules import inducing_gram
+from torch_ssgp.modules import inducing_gram, variances
 from torch_ssgp.persistence import all_or_nothing
 from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.validation import check_update_options
 
 try:
     from botorch.acquisition.objective import PosteriorTransform
@@ -218,6 +219,8 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._parameter_batch = aug_batch_shape
         if outcome_transform == DEFAULT:
             outcome_transform = Standardize(m=num_outputs, batch_shape=batch_shape)
+        _check_transform(outcome_transform, "outcome_transform", OutcomeTransform)
+        _check_transform(input_transform, "input_transform", InputTransform)
         X, Y, Yvar = train_X, train_Y, train_Yvar
         with torch.no_grad():
             if input_transform is not None:
@@ -379,6 +382,13 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Returns:
             What happened.
         """
+        check_update_options(
+            num_steps=num_steps,
+            lr=lr,
+            optimizer=optimizer,
+            forget=forget,
+            callback=callback,
+        )
         self._check_new_data(X, Y, Yvar)
         state = self._snapshot() if restandardize else None
         try:
@@ -386,6 +396,7 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 moments = self._moments_with(Y, forget)
                 self._standardize_by(*_standardization(*moments))
             if inducing_points is not None:
+                self._check_inputs(inducing_points, "inducing_points")
                 inducing_points = self._training_inputs(inducing_points)
                 if self._num_outputs > 1:
                     inducing_points = inducing_points.unsqueeze(-3)
@@ -623,8 +634,8 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             self.likelihood.noise_covar.noise = self.average_noise
 
     def _check_new_data(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-        _check_data(X, Y, Yvar)
         self._check_inputs(X)
+        _check_data(X, Y, Yvar)
         if Y.size(-1) != self._num_outputs:
             raise BotorchTensorDimensionError(
                 f"Y has shape {tuple(Y.shape)}: {Y.size(-1)} outputs; the model has "
@@ -637,14 +648,22 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 f"{tuple(self.batch_shape)}."
             )
 
-    def _check_inputs(self, X: Tensor) -> None:
+    def _check_inputs(self, X: Tensor, name: str = "X") -> None:
+        _check_tensor(X, name)
+        core = self.model
         if X.ndim < 2 or X.size(-1) != self._num_dims:
             raise BotorchTensorDimensionError(
-                f"X has shape {tuple(X.shape)}; expected (..., n, {self._num_dims})."
+                f"{name} has shape {tuple(X.shape)}; expected (..., n, "
+                f"{self._num_dims})."
             )
-        if X.dtype != self.model.dtype:
+        if X.dtype != core.dtype:
             raise InputDataError(
-                f"X has dtype {X.dtype}, the model {self.model.dtype}; expected the "
+                f"{name} has dtype {X.dtype}, the model {core.dtype}; expected the "
+                "same."
+            )
+        if X.device != core.device:
+            raise InputDataError(
+                f"{name} is on {X.device}, the model on {core.device}; expected the "
                 "same."
             )
 
@@ -777,6 +796,7 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             return mvn
         likelihood = self.likelihood
         if isinstance(noise, Tensor):
+            _check_variances(noise, "observation_noise")
             variances = noise.mT if self._num_outputs > 1 else noise.squeeze(-1)
         elif self._has_fixed_noise:
             variances = self.average_noise
@@ -975,7 +995,24 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
 # -- data ---------------------------------------------------------------------------
 
 
+def _check_tensor(value: Tensor, name: str) -> None:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise InputDataError(
+            f"{name} is {kind}; expected a tensor of floating-point numbers."
+        )
+
+
+def _check_transform(value: object, name: str, expected: type) -> None:
+    if value is not None and not isinstance(value, expected):
+        raise UnsupportedError(
+            f"{name} is a {type(value).__name__}; expected a BoTorch "
+            f"{expected.__name__} or None."
+        )
+
+
 def _check_shape(X: Tensor, Y: Tensor, name: str) -> None:
+    _check_tensor(Y, name)
     if Y.ndim < 2 or (Y.ndim == X.ndim - 1 and Y.shape == X.shape[:-1]):
         raise BotorchTensorDimensionError(
             f"{name} has shape {tuple(Y.shape)} for X of shape {tuple(X.shape)}; "
@@ -1005,23 +1042,27 @@ def _check_variances(value: Tensor, name: str) -> None:
 
 
 def _check_data(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+    _check_tensor(X, "X")
     if X.ndim < 2 or X.size(-2) == 0:
         raise BotorchTensorDimensionError(
             f"X has shape {tuple(X.shape)}; expected (..., n, d) with n >= 1."
         )
     _check_shape(X, Y, "Y")
-    dtypes = {X.dtype, Y.dtype}
+    dtypes, devices = {X.dtype, Y.dtype}, {X.device, Y.device}
     if Yvar is not None:
+        _check_tensor(Yvar, "Yvar")
         if Yvar.shape != Y.shape:
             raise BotorchTensorDimensionError(
                 f"Yvar has shape {tuple(Yvar.shape)}; expected that of Y, "
                 f"{tuple(Y.shape)}."
             )
         dtypes.add(Yvar.dtype)
-    if len(dtypes) > 1:
-        raise InputDataError(
-            f"The data have dtypes {sorted(map(str, dtypes))}; expected one."
-        )
+        devices.add(Yvar.device)
+    for name, found in (("dtypes", dtypes), ("devices", devices)):
+        if len(found) > 1:
+            raise InputDataError(
+                f"The data have {name} {sorted(map(str, found))}; expected one."
+            )
     _check_finite(X, "X")
     _check_finite(Y, "Y")
     if Yvar is not None:
@@ -1045,7 +1086,7 @@ def _blur(core: StreamingGP, summary: PosteriorSummary, landmarks: Tensor) -> Te
     jitter = settings.jitter.of(z.dtype)
     K_zz, K_zr, _ = inducing_gram(kernel, z, jitter, landmarks.to(z))
     A = F.solve_lower(F.cholesky(K_zz), K_zr)
-    lost = kernel(landmarks.to(z), diag=True) - F.squared_norm(A, -2)
+    lost = variances(kernel, landmarks.to(z)) - F.squared_norm(A, -2)
     return lost.clamp_min(0).mean(-1)
 
 

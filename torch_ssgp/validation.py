@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
+from numbers import Real
+from typing import Any
+
 import torch
-from torch import Tensor
+from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel
+from gpytorch.means import Mean
+from linear_operator import to_dense
+from torch import Tensor, nn
 
 from torch_ssgp.exceptions import (
     ArgumentError,
@@ -21,6 +29,7 @@ def check_inputs(
     num_dims: int | None,
     dtype: torch.dtype,
     device: torch.device,
+    batch_shape: torch.Size = torch.Size(),
 ) -> Tensor:
     """Inputs ``(*batch, n, d)``; a vector becomes one column.
 
@@ -30,6 +39,7 @@ def check_inputs(
         num_dims: Input dimension known so far.
         dtype: Dtype of the model.
         device: Device of the model.
+        batch_shape: What their batch dimensions must go with.
 
     Returns:
         The inputs, at least two-dimensional.
@@ -45,6 +55,12 @@ def check_inputs(
         raise ShapeError(
             f"{name} has shape {tuple(x.shape)}: {x.size(-1)} input dimensions; the "
             f"model has seen {num_dims}. Expected (..., n, {num_dims})."
+        )
+    if _go_together(x.shape[:-2], batch_shape) is None:
+        expected = (*batch_shape, *x.shape[-2:])
+        raise ShapeError(
+            f"{name} has shape {tuple(x.shape)}, which does not go with batch_shape "
+            f"{tuple(batch_shape)}. Expected {expected} or {tuple(x.shape[-2:])}."
         )
     _check_finite(x, name)
     return x
@@ -101,6 +117,182 @@ def check_noise(noise: Tensor, y: Tensor) -> None:
         )
 
 
+def check_tensor(value: Any, name: str) -> None:
+    """A tensor, of whatever kind."""
+    if not isinstance(value, Tensor):
+        advice = "" if value is None else f" Use torch.as_tensor({name})."
+        raise DtypeError(
+            f"{name} is {kind_of(value)}; expected a torch.Tensor.{advice}"
+        )
+
+
+def check_module(value: Any, name: str, expected: type, example: str) -> None:
+    """An object of the expected class."""
+    if not isinstance(value, expected):
+        kind = _with_article(expected.__name__.lstrip("_"))
+        raise ArgumentError(
+            f"{name} is {kind_of(value)}; expected {kind}, such as {example}."
+        )
+
+
+def check_batch_shape(value: Iterable[int]) -> torch.Size:
+    """Positive sizes, as ``torch.Size``."""
+    try:
+        shape = torch.Size(value)
+    except TypeError:
+        shape = None
+    if shape is None or any(size < 1 for size in shape):
+        raise ArgumentError(
+            f"batch_shape is {value!r}; expected sizes of at least 1, such as "
+            "torch.Size([2]); torch.Size() for a single stream."
+        )
+    return shape
+
+
+def check_modules(
+    kernel: Kernel, mean: Mean, likelihood: nn.Module, batch_shape: torch.Size
+) -> None:
+    """Kernel, mean and likelihood that go with the batch shape and with each other.
+
+    Args:
+        kernel: Prior covariance.
+        mean: Prior mean.
+        likelihood: Likelihood.
+        batch_shape: Batch shape of the model.
+    """
+    raw_noise = getattr(likelihood, "raw_noise", None)
+    shapes = {
+        "covar_module": kernel.batch_shape,
+        "mean_module": getattr(mean, "batch_shape", torch.Size()),
+        "likelihood": torch.Size() if raw_noise is None else raw_noise.shape[:-1],
+    }
+    for name, shape in shapes.items():
+        if not expands_to(shape, batch_shape):
+            raise ShapeError(
+                f"{name} has batch_shape {tuple(shape)}, the model "
+                f"{tuple(batch_shape)}. Give both the same; a {name} with an empty "
+                "batch_shape is shared by all streams."
+            )
+    devices = {
+        tensor.device
+        for module in (kernel, mean, likelihood)
+        for tensor in (*module.parameters(), *module.buffers())
+    }
+    if len(devices) > 1:
+        names = " and ".join(sorted(map(str, devices)))
+        raise DeviceError(
+            f"covar_module, mean_module and likelihood are on {names}; expected one "
+            "device. Move them with .to(device)."
+        )
+
+
+def check_prior(kernel: Kernel, mean: Mean, x: Tensor) -> None:
+    """A prior that has one value per row of the inputs.
+
+    Args:
+        kernel: Prior covariance; it may remember what it was called with.
+        mean: Prior mean.
+        x: ``(*batch, n, d)`` inputs, checked before.
+    """
+    num_dims = x.size(-1)
+    _check_ard(kernel, num_dims)
+    one = x.reshape(-1, num_dims)[:1]
+    two = one.expand(2, -1)  # of another shape: nothing to compare on the device
+    _check_values("covar_module", lambda: to_dense(kernel(one, two)), (1, 2), num_dims)
+    _check_values("mean_module", lambda: mean(one), (1,), num_dims)
+
+
+def _check_values(
+    name: str, values: Callable[[], Tensor], expected: tuple[int, ...], num_dims: int
+) -> None:
+    try:
+        found = tuple(values().shape[-len(expected) :])
+    except (RuntimeError, IndexError) as error:
+        raise ShapeError(
+            f"{name} cannot be evaluated at inputs of shape (1, {num_dims}); see the "
+            f"error above. Expected a {name} for (..., n, {num_dims})."
+        ) from error
+    if found != expected:
+        raise ShapeError(
+            f"{name} has values of shape {found} where {expected} was expected: "
+            "several per point. Use batch_shape for several outputs."
+        )
+
+
+def _check_ard(kernel: Kernel, num_dims: int) -> None:
+    seen = num_dims if kernel.active_dims is None else len(kernel.active_dims)
+    if kernel.ard_num_dims not in (None, seen):
+        raise ShapeError(
+            f"{type(kernel).__name__} has ard_num_dims={kernel.ard_num_dims}; its "
+            f"inputs have d = {seen}. Use ard_num_dims={seen}."
+        )
+    if isinstance(kernel, ScaleKernel):  # has the active_dims of its base
+        _check_ard(kernel.base_kernel, num_dims)
+    elif isinstance(kernel, AdditiveKernel | ProductKernel):
+        for part in kernel.kernels:
+            _check_ard(part, seen)
+
+
+def check_update_options(
+    *,
+    num_steps: int,
+    lr: float | None,
+    optimizer: str,
+    forget: float,
+    callback: Callable | None,
+    learn_hyperparameters: bool | int = True,
+    trust_region: float | None = None,
+) -> None:
+    """The options of an update; see :meth:`torch_ssgp.StreamingGP.update`.
+
+    Args:
+        num_steps: Budget of the inner loop.
+        lr: Learning rate.
+        optimizer: Name of the optimiser.
+        forget: Power of the past's likelihood.
+        callback: Called in the inner loop.
+        learn_hyperparameters: Whether, or at which updates, to learn them.
+        trust_region: Width of the trust region.
+    """
+    check_positive_int(num_steps, "num_steps", at_least=0)
+    if lr is not None and not (_is_number(lr) and 0 < lr < math.inf):
+        raise ArgumentError(
+            f"lr is {lr!r}; expected a number above zero, or None for the default of "
+            "the optimizer."
+        )
+    if optimizer not in ("adam", "lbfgs"):
+        raise ArgumentError(f"optimizer is {optimizer!r}; expected 'adam' or 'lbfgs'.")
+    check_forget(forget)
+    if not isinstance(learn_hyperparameters, bool):
+        check_positive_int(learn_hyperparameters, "learn_hyperparameters", at_least=0)
+    if trust_region is not None and not (_is_number(trust_region) and trust_region > 0):
+        raise ArgumentError(
+            f"trust_region is {trust_region!r}; expected a width above zero, or None "
+            "for no trust region."
+        )
+    if callback is not None and not callable(callback):
+        raise ArgumentError(
+            f"callback is {kind_of(callback)}; expected a function of the step and the "
+            "bound, callback(step, bound)."
+        )
+
+
+def check_forget(forget: float) -> None:
+    """The power of the past's likelihood."""
+    if not (_is_number(forget) and 0 < forget <= 1):
+        raise ArgumentError(
+            f"forget is {forget!r}; expected a number in (0, 1], 1 to keep all."
+        )
+
+
+def check_positive(value: float, name: str, or_zero: bool = False) -> None:
+    """A finite number above zero, or zero too."""
+    good = _is_number(value) and 0 <= value < math.inf
+    if not good or (value == 0 and not or_zero):
+        expected = "zero or above" if or_zero else "above zero"
+        raise ArgumentError(f"{name} is {value!r}; expected a number {expected}.")
+
+
 def check_positive_int(value: int, name: str, at_least: int = 1) -> None:
     """An integer option with a lower limit."""
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
@@ -109,18 +301,9 @@ def check_positive_int(value: int, name: str, at_least: int = 1) -> None:
         )
 
 
-def check_trust_region(width: float | None) -> None:
-    """The width of the trust region."""
-    if width is not None and not width > 0:
-        raise ArgumentError(
-            f"trust_region is {width!r}; expected a width above zero, or None for "
-            "no trust region."
-        )
-
-
 def check_alpha(alpha: float) -> None:
     """The power of Power-EP."""
-    if not 0 <= alpha <= 1:
+    if not (_is_number(alpha) and 0 <= alpha <= 1):
         raise ArgumentError(
             f"alpha is {alpha!r}; expected a number in [0, 1]: 0 for the variational "
             "bound, 1 for EP."
@@ -130,16 +313,12 @@ def check_alpha(alpha: float) -> None:
 def _check_tensor(
     value: Tensor, name: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    if not isinstance(value, Tensor):
-        raise DtypeError(
-            f"{name} is a {type(value).__name__}; expected a torch.Tensor. "
-            f"Use torch.as_tensor({name})."
-        )
+    check_tensor(value, name)
     if value.dtype != dtype:
-        kind = str(dtype).removeprefix("torch.")
+        other = f" or model.to({value.dtype})" if value.is_floating_point() else ""
         raise DtypeError(
             f"{name} has dtype {value.dtype}, the model {dtype}. Use "
-            f"{name}.to(torch.{kind}) or model.to({value.dtype})."
+            f"{name}.to({dtype}){other}."
         )
     if value.device != device:
         raise DeviceError(
@@ -150,8 +329,36 @@ def _check_tensor(
 
 def _check_finite(value: Tensor, name: str) -> None:
     bad = ~torch.isfinite(value)
-    if bool(bad.any()):
+    if not value.is_meta and bool(bad.any()):
         raise NonFiniteError(
             f"{name} has {int(bad.sum())} NaN or infinite values of {value.numel()}. "
-            "Remove these rows before the update."
+            "Remove these rows first."
         )
+
+
+def expands_to(shape: torch.Size, batch_shape: torch.Size) -> bool:
+    """Whether a batch shape can be repeated to another."""
+    return _go_together(shape, batch_shape) == batch_shape
+
+
+def _go_together(*shapes: torch.Size) -> torch.Size | None:
+    """The batch shape of several together, if they can be broadcast."""
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def kind_of(value: Any) -> str:
+    """What came, in words."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else _with_article(type(value).__name__)
+
+
+def _with_article(word: str) -> str:
+    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"

@@ -56,9 +56,9 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from torch_ssgp import settings
+from torch_ssgp import validation as check
 from torch_ssgp.exceptions import (
     ArgumentError,
-    DtypeError,
     FactorizationError,
     NonFiniteError,
     ShapeError,
@@ -389,6 +389,7 @@ class StreamingVariationalStrategy(VariationalStrategy):
         learn_inducing_locations: bool = True,
         jitter_val: float | None = None,
     ) -> None:
+        _check_strategy(inducing_points, variational_distribution, jitter_val)
         super().__init__(
             model,
             inducing_points,
@@ -500,11 +501,8 @@ class StreamingVariationalStrategy(VariationalStrategy):
         Returns:
             How many directions were clipped, and how much is stored.
         """
-        if not max_surprise > 0:
-            raise ArgumentError(
-                f"max_surprise is {max_surprise}; expected a positive number of "
-                "standard deviations."
-            )
+        check.check_positive(max_surprise, "max_surprise")
+        optimizers = _as_tuple(optimizer)
         z_b = self.inducing_points.detach()
         z_c = self._check_inducing_points(inducing_points)
         dtype = settings.algebra_dtype.of(z_b.dtype)
@@ -527,7 +525,6 @@ class StreamingVariationalStrategy(VariationalStrategy):
         self.old_log_evidence = past.log_evidence
         self.variational_params_initialized.fill_(1)
         if z_c is not None:
-            optimizers = _as_tuple(optimizer)
             if isinstance(self.inducing_points, nn.Parameter):
                 replace_parameter(self, "inducing_points", z_c, optimizers)
             else:
@@ -546,27 +543,22 @@ class StreamingVariationalStrategy(VariationalStrategy):
         if z_c is None:
             return None
         z_b = self.inducing_points
-        expected = f"(m, {z_b.size(-1)})" if z_b.dim() == 2 else "(*batch, m, d)"
-        if z_c.dim() < 2 or z_c.size(-1) != z_b.size(-1) or z_c.size(-2) == 0:
+        check.check_tensor(z_c, "inducing_points")
+        num_dims = z_c.dim()
+        z_c = check.check_inputs(
+            z_c,
+            name="inducing_points",
+            num_dims=z_b.size(-1),
+            dtype=z_b.dtype,
+            device=z_b.device,
+        )
+        batch, m = z_b.shape[:-2], z_c.size(-2)
+        if num_dims < 2 or m == 0 or not check.expands_to(z_c.shape[:-2], batch):
             raise ShapeError(
-                f"inducing_points has shape {tuple(z_c.shape)}; expected {expected} "
-                f"with d = {z_b.size(-1)} and m > 0."
+                f"inducing_points has shape {tuple(z_c.shape)}; expected "
+                f"{(*batch, max(m, 1), z_b.size(-1))}, or another number above zero."
             )
-        if z_c.dtype != z_b.dtype:
-            raise DtypeError(
-                f"inducing_points is {z_c.dtype}, the strategy {z_b.dtype}. Use "
-                f"inducing_points.to({z_b.dtype})."
-            )
-        if not torch.isfinite(z_c).all():
-            raise NonFiniteError("inducing_points has NaN or infinity in it.")
-        try:
-            z_c = z_c.detach().expand(*z_b.shape[:-2], *z_c.shape[-2:])
-        except RuntimeError:
-            raise ShapeError(
-                f"inducing_points has shape {tuple(z_c.shape)}; its batch dimensions "
-                f"do not fit those of the strategy, {tuple(z_b.shape[:-2])}."
-            ) from None
-        z_c = z_c.to(z_b.device)
+        z_c = z_c.detach().expand(*batch, *z_c.shape[-2:])
         return None if torch.equal(z_c, z_b) else z_c
 
     def _whitened_moments(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -756,6 +748,7 @@ class IndependentMultitaskStreamingStrategy(
         task_dim: int = -1,
     ) -> None:
         _check_base(base_variational_strategy)
+        check.check_positive_int(num_tasks, "num_tasks")
         super().__init__(base_variational_strategy, num_tasks, task_dim=task_dim)
 
     def _sum_latents(self, value: Tensor) -> Tensor:
@@ -789,6 +782,7 @@ class LMCStreamingStrategy(_StreamingWrapper, LMCVariationalStrategy):
         jitter_val: float | None = None,
     ) -> None:
         _check_base(base_variational_strategy)
+        check.check_positive_int(num_tasks, "num_tasks")
         super().__init__(
             base_variational_strategy,
             num_tasks,
@@ -904,7 +898,10 @@ def _as_tuple(
 ) -> tuple[Optimizer, ...]:
     if optimizer is None:
         return ()
-    return (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    found = (optimizer,) if not isinstance(optimizer, Iterable) else tuple(optimizer)
+    for one in found:
+        check.check_module(one, "optimizer", Optimizer, "torch.optim.Adam(...)")
+    return found
 
 
 def _broadcast_points(z_b: Tensor, z_a: Tensor) -> tuple[Tensor, Tensor]:
@@ -929,6 +926,29 @@ def _check_finite(*values: Tensor) -> None:
             "The posterior to absorb has NaN or infinity in it; the state is "
             "unchanged. Check the hyperparameters of the model for NaN."
         )
+
+
+def _check_strategy(
+    z: Tensor, q: _VariationalDistribution, jitter_val: float | None
+) -> None:
+    check.check_tensor(z, "inducing_points")
+    z = check.check_inputs(
+        z, name="inducing_points", num_dims=None, dtype=z.dtype, device=z.device
+    )
+    check.check_module(
+        q,
+        "variational_distribution",
+        _VariationalDistribution,
+        "CholeskyVariationalDistribution(m)",
+    )
+    if z.size(-2) == 0 or q.num_inducing_points != z.size(-2):
+        raise ShapeError(
+            f"inducing_points has shape {tuple(z.shape)}, the variational "
+            f"distribution has num_inducing_points={q.num_inducing_points}; expected "
+            "the same number, above zero."
+        )
+    if jitter_val is not None:
+        check.check_positive(jitter_val, "jitter_val", or_zero=True)
 
 
 def _check_base(base: Any) -> None:
