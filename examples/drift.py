@@ -28,7 +28,7 @@ NOISE = 0.4
 FORGET = {
     "remembers all": 1.0,  # the default
     "forgets": 0.6,  # a memory of two or three batches
-    "last batch only": 1e-6,
+    "last batch only": 0.001,  # all but a fresh model for each batch
 }
 COLORS = {
     "remembers all": "tab:red",
@@ -91,9 +91,9 @@ def follow(stream: list[Batch], forget: float, num_steps: int, grid: Tensor) -> 
 
 
 def main(
-    num_batches: int = 30,
+    num_batches: int = 25,
     batch_size: int = 20,
-    num_steps: int = 15,
+    num_steps: int = 10,
     out: str | Path = "out",
 ) -> dict[str, dict[str, Track]]:
     """Learn a stream that drifts and one that does not; the tracks of all models.
@@ -163,21 +163,19 @@ def draw(
         ax.plot(x, y, "o", color="0.6", ms=4, label="new data")
         ax.plot(grid, truth(grid, angle), "k--", lw=1.5, label="function now")
         for label, track in tracks.items():
-            ax.plot(grid, track.mean[k], color=COLORS[label], label=label)
+            text = f"{label} (forget={FORGET[label]:g})"
+            ax.plot(grid, track.mean[k], color=COLORS[label], label=text)
         ax.set_title(f"batch {k + 1}")
-        ax.set_ylim(-2.6, 2.6)
+        ax.set_ylim(-2.2, 2.2)
         ax.set_xlabel("x")
         error.axvline(k + 1, color="0.85", lw=1)
     panels["0"].set_ylabel("y")
     handles, labels = panels["0"].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncols=5, frameon=False)
+    figure.legend(handles, labels, loc="upper center", ncols=5, fontsize=9)
     batches = torch.arange(1, len(stream) + 1)
     for label, track in tracks.items():
         error.plot(batches, track.error, color=COLORS[label])
-        text = f"{label}\nforget={FORGET[label]:g}"
-        position = (batches[-1] + 0.3, track.error[-1])
-        error.annotate(text, position, color=COLORS[label], va="center", fontsize=9)
-    error.set_xlim(1, 1.15 * len(stream))
+    error.set_xlim(1, len(stream) + 0.5)
     error.set_ylim(bottom=0)
     error.set_xlabel("batch")
     error.set_ylabel("RMSE against the function now")
@@ -188,7 +186,7 @@ def draw(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-steps", type=int, default=15)
+    parser.add_argument("--num-steps", type=int, default=10)
     parser.add_argument("--out", default="out")
     arguments = parser.parse_args()
     main(num_steps=arguments.num_steps, out=arguments.out)
