@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from linear_operator.utils.errors import NanError, NotPSDError
+
 
 class StreamingGPError(Exception):
     """Base class of everything this package raises on purpose."""
@@ -43,6 +49,10 @@ class FactorizationError(StreamingGPError, RuntimeError):
     """A covariance that stayed indefinite, whatever jitter was added."""
 
 
+class Breakdown(FactorizationError):
+    """Hyperparameters at which nothing finite comes out; an update falls back."""
+
+
 class MissingDependencyError(StreamingGPError, ImportError):
     """An optional package that is not installed."""
 
@@ -53,3 +63,16 @@ class StreamingGPWarning(UserWarning):
 
 class NumericalWarning(StreamingGPWarning):
     """An update that had to fall back to safer settings."""
+
+
+@contextmanager
+def breakdowns(*errors: type[Exception]) -> Iterator[None]:
+    """Turn errors of linear algebra, and those given, into a :class:`Breakdown`.
+
+    Args:
+        *errors: What else hyperparameters out of range may raise here.
+    """
+    try:
+        yield
+    except (torch.linalg.LinAlgError, NotPSDError, NanError, *errors) as error:
+        raise Breakdown(f"{type(error).__name__}: {error}") from error

@@ -9,6 +9,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from torch_ssgp.exceptions import Breakdown
 from torch_ssgp.functional import PseudoObservations, matvec
 from torch_ssgp.modules import inducing_gram
 
@@ -117,7 +118,9 @@ def _greedy(K: Tensor, U: Tensor, weight: Tensor, num_inducing: int) -> Tensor:
         e = (e - c.square()).scatter(-1, j, 0.0)
         columns[..., k] = c
     # Steps after the last useful candidate chose copies of what is already there.
-    used = torch.cat(useful, -1).reshape(-1, len(useful)).any(0)
+    used = torch.cat(useful, -1).reshape(-1, len(useful)).any(0) if useful else None
+    if used is None or not bool(used.any()):
+        raise Breakdown("the prior covariance of the candidates is NaN or zero")
     return torch.cat(chosen, -1)[..., : int(used.sum())]
 
 
