@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -398,7 +398,9 @@ class StreamingGP(GP):
         """
         likelihoods.check_no_noise(self.likelihood, noise)
         predictor = self._current_predictor()
-        latent, likelihood = predictor(self._check_x(x)), predictor.likelihood
+        latent, likelihood = predictor(self._check_x(x)), copy(predictor.likelihood)
+        # In training mode GPyTorch samples function values one by one, else jointly.
+        likelihood.training = self.likelihood.training
         if noise is not None:
             return likelihood(latent, noise=noise)
         return likelihood(likelihoods.as_likelihood_input(likelihood, latent))
