@@ -380,7 +380,7 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """
         self._check_new_data(X, Y, Yvar)
         with self.model._writing:
-            work = deepcopy(self)
+            work = self._working_copy()
             if restandardize:
                 moments = work._moments_with(Y, forget)
                 work._standardize_by(*_standardization(*moments))
@@ -444,7 +444,7 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         core = self.model
         y = newest.y.to(device=core.device, dtype=core.dtype)
         with core._writing:
-            work = deepcopy(self)
+            work = self._working_copy()
             result = work._learn(
                 deepcopy(newest.summary).to(device=core.device),
                 newest.x.to(y),
@@ -520,11 +520,19 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """
         seen = _standardization(self.num_targets, self.target_mean, self.target_squares)
         with self.model._writing:
-            work = deepcopy(self)
+            work = self._working_copy()
             work._standardize_by(
                 seen[0] if means is None else means, seen[1] if stdvs is None else stdvs
             )
             self._become(work)
+
+    def _working_copy(self) -> SingleTaskStreamingGP:
+        """A copy to learn on; it shares what nobody changes in place."""
+        core, newest = self.model, self._newest
+        shared = {id(core.summary): copy(core.summary), id(newest): newest}
+        work = deepcopy(self, shared)
+        work.model._frozen = core._frozen  # the same hyperparameters
+        return work
 
     def _become(self, work: SingleTaskStreamingGP) -> None:
         """Take over what a copy of this model has learned, all of it or nothing."""
