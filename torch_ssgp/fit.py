@@ -19,6 +19,7 @@ from torch_ssgp import functional as F
 from torch_ssgp.exceptions import (
     ArgumentError,
     Breakdown,
+    FactorizationError,
     MissingDependencyError,
     breakdowns,
 )
@@ -404,7 +405,10 @@ class _Ascent:
         self.trace.append(bound)
         self.best.append(torch.where(better, total, previous))
         if self.callback is not None:
-            self.callback(len(self.trace), bound)
+            try:
+                self.callback(len(self.trace), bound)
+            except Breakdown as error:  # of another model, not of this loop
+                raise FactorizationError(str(error)) from error
 
     @torch.no_grad()
     def restore_best(self) -> None:
@@ -425,7 +429,7 @@ class _Ascent:
 
     def is_finite(self) -> bool:
         """Whether the optimiser is where it could go on from."""
-        return all(bool(torch.isfinite(eta).all()) for eta in self.etas)
+        return bool(torch.stack([torch.isfinite(e).all() for e in self.etas]).all())
 
 
 def maximize(
