@@ -9,10 +9,12 @@ too; without that, every update would leak information.
 from __future__ import annotations
 
 import functools
+import threading
 from typing import NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
     GaussianLikelihood,
@@ -20,15 +22,54 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.means import Mean
 from linear_operator import to_dense
+from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.functional import PriorBlocks
 
+# While GPyTorch evaluates a covariance it takes active_dims away from the kernel and
+# changes a global setting: two threads at once would see that, or make it last.
+KERNELS = threading.RLock()
+
 
 def gram(kernel: Kernel, x1: Tensor, x2: Tensor | None = None) -> Tensor:
     """Dense covariance ``(*batch, n1, n2)``."""
-    return to_dense(kernel(x1, x2))
+    with KERNELS:
+        return to_dense(kernel(x1, x2))
+
+
+def variances(kernel: Kernel, x: Tensor) -> Tensor:
+    """Prior variances ``(*batch, n)``: the diagonal of the covariance at ``x``."""
+    with KERNELS:
+        return kernel(x, diag=True)
+
+
+def lazy_gram(kernel: Kernel, x: Tensor) -> LinearOperator:
+    """Covariance ``(*batch, n, n)``, computed when somebody asks for it."""
+    with KERNELS:
+        K = kernel(x)
+    if type(K) is not LazyEvaluatedKernelTensor:
+        return K
+    return _LazyGram(
+        K.x1,
+        K.x2,
+        kernel=K.kernel,
+        last_dim_is_batch=K.last_dim_is_batch,
+        **K.params,
+    )
+
+
+class _LazyGram(LazyEvaluatedKernelTensor):
+    """GPyTorch's lazy covariance, for several threads."""
+
+    def evaluate_kernel(self) -> LinearOperator:
+        with KERNELS:
+            return super().evaluate_kernel()
+
+    def _diagonal(self) -> Tensor:
+        with KERNELS:
+            return super()._diagonal()
 
 
 class InducingGram(NamedTuple):
@@ -70,7 +111,7 @@ def inducing_gram(
     else:
         K = gram(kernel, z, torch.cat([z, others], -2))
     # Distances of a point to itself are not exactly zero in a rectangular call.
-    k_zz = kernel(z, diag=True)
+    k_zz = variances(kernel, z)
     variance = (
         jitter if isinstance(jitter, Tensor) else jitter * k_zz.mean(-1, keepdim=True)
     )
@@ -127,11 +168,11 @@ def prior_blocks(
     K_br = k_rr = None
     if landmarks is not None:
         K_bo, K_br = K_bo.split([sum(sizes), landmarks.size(-2)], -1)
-        k_rr = kernel(landmarks, diag=True)
+        k_rr = variances(kernel, landmarks)
     # A point that is an inducing point is that variable, jitter included.
     K_bo = torch.where(same, K_bb.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), K_bo)
     K_bf, K_ba = K_bo.split(sizes, -1)
-    k_ff = kernel(x, diag=True) + variance * same[..., : sizes[0]].any(-2)
+    k_ff = variances(kernel, x) + variance * same[..., : sizes[0]].any(-2)
     if z_a.size(-2):
         K_aa = inducing_gram(kernel, z_a, variance).K_zz
     else:

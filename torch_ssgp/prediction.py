@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_ssgp import functional as F
 from torch_ssgp.exceptions import FactorizationError, breakdowns
 from torch_ssgp.functional import Posterior, PseudoObservations
-from torch_ssgp.modules import gram, inducing_gram
+from torch_ssgp.modules import gram, inducing_gram, lazy_gram
 
 
 class Predictor(NamedTuple):
@@ -80,11 +80,13 @@ class Predictor(NamedTuple):
         """Latent posterior at ``x`` ``(*batch, n, d)``, in the dtype of ``x``."""
         x_s = x.to(self.z.dtype)
         if self.posterior is None:
-            return cast_distribution(self.mean(x_s), self.kernel(x_s), x.dtype)
+            return cast_distribution(
+                self.mean(x_s), lazy_gram(self.kernel, x_s), x.dtype
+            )
         K_bs = gram(self.kernel, self.z, x_s)
         shift, A_s, B_s = F.predictive_terms(self.posterior, K_bs)
         mean = self.mean(x_s) + shift
-        covariance = self.kernel(x_s) + MatmulLinearOperator(A_s.mT, B_s)
+        covariance = lazy_gram(self.kernel, x_s) + MatmulLinearOperator(A_s.mT, B_s)
         if covariance.batch_shape != mean.shape[:-1]:
             batch = torch.broadcast_shapes(covariance.batch_shape, mean.shape[:-1])
             mean = mean.expand(*batch, -1)

@@ -43,6 +43,7 @@ from torch_ssgp import likelihoods
 from torch_ssgp.exceptions import breakdowns
 from torch_ssgp.fit import Callback, FitResult, StreamingObjective, maximize
 from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
+from torch_ssgp.modules import variances
 
 # A site's pseudo-target lies at most this many prior standard deviations from the mean
 # it was made at: beyond, the site is linear for all purposes, and no row can be.
@@ -239,7 +240,7 @@ class SiteObjective(StreamingObjective):
     def spread(self) -> float:
         """Typical size of the function, the unit of a constant mean."""
         with torch.no_grad():
-            return float(self.kernel(self.data.x, diag=True).mean().sqrt())
+            return float(variances(self.kernel, self.data.x).mean().sqrt())
 
     def raise_jitter(self) -> bool:
         """Take a larger jitter, if there is one; whether there was."""

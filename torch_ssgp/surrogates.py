@@ -39,7 +39,7 @@ from torch_ssgp.exceptions import FactorizationError, MissingDependencyError
 from torch_ssgp.fit import Callback, UpdateResult
 from torch_ssgp.inducing import InducingPolicy
 from torch_ssgp.models import StreamingGP
-from torch_ssgp.modules import inducing_gram
+from torch_ssgp.modules import inducing_gram, variances
 from torch_ssgp.rollback import all_or_nothing
 from torch_ssgp.summary import PosteriorSummary
 
@@ -1058,7 +1058,7 @@ def _blur(core: StreamingGP, summary: PosteriorSummary, landmarks: Tensor) -> Te
     jitter = core._jitter(z.dtype)
     K_zz, K_zr, _ = inducing_gram(kernel, z, jitter, landmarks.to(z))
     A = F.solve_lower(F.cholesky(K_zz), K_zr)
-    lost = kernel(landmarks.to(z), diag=True) - F.squared_norm(A, -2)
+    lost = variances(kernel, landmarks.to(z)) - F.squared_norm(A, -2)
     return lost.clamp_min(0).mean(-1)
 
 
