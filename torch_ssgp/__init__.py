@@ -17,6 +17,7 @@ through the rooms once:
 ``functional.py``            the mathematics, as pure functions of tensors
 ``summary.py``               ``PosteriorSummary``: the buffers that survive an update
 ``prediction.py``            the posterior at test points
+``rollback.py``              change modules all at once, or not at all
 ``likelihoods.py``           what an update asks of a likelihood
 ``sites.py``                 Gaussian sites for likelihoods that are not Gaussian
 ``site_initialization.py``   the first batch of such a stream

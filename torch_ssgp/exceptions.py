@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from linear_operator.utils.errors import NanError, NotPSDError
+
 
 class StreamingGPError(Exception):
     """Base class of everything this package raises on purpose."""
@@ -47,6 +53,10 @@ class StateError(StreamingGPError, RuntimeError):
     """A file that is not a whole model of this class; nothing was loaded."""
 
 
+class Breakdown(FactorizationError):
+    """Hyperparameters at which nothing finite comes out; an update falls back."""
+
+
 class MissingDependencyError(StreamingGPError, ImportError):
     """An optional package that is not installed."""
 
@@ -61,3 +71,16 @@ class NumericalWarning(StreamingGPWarning):
 
 class BudgetWarning(StreamingGPWarning):
     """Inducing points that are too few to keep what the stream said."""
+
+
+@contextmanager
+def breakdowns(*errors: type[Exception]) -> Iterator[None]:
+    """Turn errors of linear algebra, and those given, into a :class:`Breakdown`.
+
+    Args:
+        *errors: What else hyperparameters out of range may raise here.
+    """
+    try:
+        yield
+    except (torch.linalg.LinAlgError, NotPSDError, NanError, *errors) as error:
+        raise Breakdown(f"{type(error).__name__}: {error}") from error

@@ -16,7 +16,12 @@ from gpytorch.module import Module
 from torch import Tensor, nn
 
 from torch_ssgp import functional as F
-from torch_ssgp.exceptions import MissingDependencyError
+from torch_ssgp.exceptions import (
+    Breakdown,
+    FactorizationError,
+    MissingDependencyError,
+    breakdowns,
+)
 from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
 from torch_ssgp.modules import (
     observation_noise,
@@ -29,6 +34,7 @@ Callback = Callable[[int, Tensor], Any]
 LEARNING_RATES = {"adam": 0.05, "lbfgs": 1.0}
 CHECK_EVERY = 10  # steps between two looks at the loss: a device waits only there
 PATIENCE = 20  # steps without progress that make a plateau
+JITTERS = (1e-6, 1e-4, 1e-2)  # tried one after the other where a smaller one fails
 
 
 class NewData(NamedTuple):
@@ -59,6 +65,11 @@ class UpdateResult:
         num_added: ``(*batch,)``, how many are new.
         num_dropped: ``(*batch,)``, how many of the old ones are gone.
         seconds: Wall-clock time of the update.
+        status: ``"ok"``, or how far the update had to fall back, which a
+            ``NumericalWarning`` says too: ``"last_iterate"`` (the inner loop met a
+            value that is not finite and ended at the best point before),
+            ``"jitter"`` (the jitter was raised, and stays), ``"closed_form"`` (no
+            learning: the data were absorbed with the old hyperparameters).
     """
 
     bound: Tensor
@@ -73,6 +84,7 @@ class UpdateResult:
     num_added: Tensor
     num_dropped: Tensor
     seconds: float
+    status: str = "ok"
 
 
 class FitResult(NamedTuple):
@@ -81,6 +93,7 @@ class FitResult(NamedTuple):
     bound_trace: Tensor
     num_steps: int
     converged: bool
+    status: str = "ok"
 
 
 class StreamingObjective(nn.Module):
@@ -193,6 +206,7 @@ class StreamingObjective(nn.Module):
         rise = (rows.blur - self.blur_before).clamp_min(0)
         return (0.5 * self.past.n * rise / s).sum()
 
+    @breakdowns()
     def total(self) -> tuple[Tensor, Tensor]:
         """What the inner loop maximises, and the bounds ``(*batch,)`` in it."""
         rows, s = self.project(self.prior())
@@ -201,11 +215,32 @@ class StreamingObjective(nn.Module):
         bound = F.evidence(rows, s)
         return bound.sum() + self.log_prior() - self.hidden_loss(rows, s), bound
 
+    @torch.no_grad()
+    def check_finite(self) -> None:
+        """Raise :class:`Breakdown` unless there is a point to start from."""
+        if not bool(torch.isfinite(self.total()[0])):
+            raise Breakdown("the bound is not finite before the first step")
+
+    def raise_jitter(self) -> bool:
+        """Take a larger jitter, if there is one; whether there was.
+
+        What was found with the smaller one is forgotten.
+        """
+        larger = [jitter for jitter in JITTERS if jitter > self.jitter]
+        self.jitter = larger[0] if larger else self.jitter
+        self.blur_before = self.loss_before = None
+        return bool(larger)
+
+    def no_trace(self) -> Tensor:
+        """The bound along no step, ``(0, *batch)``."""
+        return self.data.y.new_empty(0, *self.data.y.shape[:-1])
+
     def spread(self) -> float:
         """Spread of the targets, the unit of a constant mean."""
         y = self.data.y
         return float(y.std()) if y.numel() > 1 and y.std() > 0 else 1.0
 
+    @breakdowns(ValueError)  # of a distribution, where a hyperparameter is NaN
     def log_prior(self) -> Tensor | float:
         """Log-density of the hyperparameters under GPyTorch priors, summed."""
         modules = (self.mean, self.kernel, self.likelihood)
@@ -383,22 +418,26 @@ class _Ascent:
         total, bound = self.objective.total()
         total = total - self.leash()
         loss = -total / self.objective.data.y.numel()
-        loss.backward()
+        with breakdowns():
+            loss.backward()
         grads = [v.parameter.grad for v in self.variables]
         torch.autograd.backward(raws, grads)
         self._remember(bound.detach(), total.detach())
         return loss.detach()
 
     def _remember(self, bound: Tensor, total: Tensor) -> None:
-        if self.best:
-            better = total > self.best[-1]
-            for best, eta in zip(self.best_etas, self.etas, strict=True):
-                best.copy_(torch.where(better, eta.detach(), best))
-            total = torch.where(better, total, self.best[-1])
+        self.last = total
+        previous = self.best[-1] if self.best else torch.full_like(total, -torch.inf)
+        better = (total > previous) & torch.isfinite(total)
+        for best, eta in zip(self.best_etas, self.etas, strict=True):
+            best.copy_(torch.where(better, eta.detach(), best))
         self.trace.append(bound)
-        self.best.append(total)
+        self.best.append(torch.where(better, total, previous))
         if self.callback is not None:
-            self.callback(len(self.trace), bound)
+            try:
+                self.callback(len(self.trace), bound)
+            except Breakdown as error:  # of another model, not of this loop
+                raise FactorizationError(str(error)) from error
 
     @torch.no_grad()
     def restore_best(self) -> None:
@@ -407,13 +446,19 @@ class _Ascent:
             variable.parameter.copy_(variable.to_parameter(eta))
 
     def plateau(self, tolerance: float) -> bool:
-        """Whether the last steps gained less than ``tolerance`` nats per new datum."""
-        if len(self.best) <= PATIENCE:
-            return False
-        gain = (
-            self.best[-1] - self.best[-1 - PATIENCE]
-        ) / self.objective.data.y.numel()
-        return bool(gain < tolerance)
+        """Whether the last steps gained less than ``tolerance`` nats per new datum.
+
+        So they do once a step met NaN, which an optimiser does not forget.
+        """
+        stop = ~torch.isfinite(self.last)
+        if len(self.best) > PATIENCE:
+            gain = self.best[-1] - self.best[-1 - PATIENCE]
+            stop = stop | (gain / self.objective.data.y.numel() < tolerance)
+        return bool(stop)
+
+    def is_finite(self) -> bool:
+        """Whether the optimiser is where it could go on from."""
+        return bool(torch.stack([torch.isfinite(e).all() for e in self.etas]).all())
 
 
 def maximize(
@@ -454,8 +499,7 @@ def maximize(
         else []
     )
     if not variables:
-        empty = objective.data.y.new_empty(0, *objective.data.y.shape[:-1])
-        return FitResult(empty, 0, True)
+        return FitResult(objective.no_trace(), 0, True)
     bar = _progress_bar(num_steps) if progress else None
     ascent = _Ascent(objective, variables, _chain(callback, bar), trust_region)
     _jump(ascent)
@@ -463,11 +507,19 @@ def maximize(
     run = {"adam": _adam, "lbfgs": _lbfgs}[optimizer]
     try:
         converged = run(ascent, num_steps, lr or LEARNING_RATES[optimizer], tolerance)
+        good = ascent.is_finite() and bool(torch.isfinite(ascent.last))
+    except Breakdown:
+        converged = good = False
     finally:
         if bar is not None:
             bar.close()
     ascent.restore_best()
-    return FitResult(torch.stack(ascent.trace), len(ascent.trace), converged)
+    status = "ok" if good else "last_iterate"
+    if not ascent.trace:
+        return FitResult(objective.no_trace(), 0, False, status)
+    trace = torch.stack(ascent.trace)
+    trace = trace[torch.isfinite(trace).reshape(len(trace), -1).all(-1)]
+    return FitResult(trace, len(trace), converged and good, status)
 
 
 def _adam(ascent: _Ascent, num_steps: int, lr: float, tolerance: float) -> bool:
@@ -496,7 +548,15 @@ def _lbfgs(ascent: _Ascent, num_steps: int, lr: float, _: float) -> bool:
         tolerance_change=1e-9,
         line_search_fn="strong_wolfe",
     )
-    optimizer.step(ascent.loss)
+
+    def closure() -> Tensor:
+        loss = ascent.loss()
+        if not ascent.is_finite():  # no more waiting: L-BFGS looks at every loss
+            raise Breakdown("L-BFGS went where no number is")
+        # From infinity a line search turns back; NaN would lead it astray.
+        return torch.where(torch.isfinite(loss), loss, math.inf)
+
+    optimizer.step(closure)
     state = optimizer.state[ascent.etas[0]]
     return bool(state["n_iter"] < num_steps)
 

@@ -20,7 +20,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from torch_ssgp.exceptions import ArgumentError
+from torch_ssgp.exceptions import ArgumentError, Breakdown
 from torch_ssgp.functional import PseudoObservations, matvec
 from torch_ssgp.modules import inducing_gram
 from torch_ssgp.validation import check_positive_int
@@ -253,8 +253,11 @@ class GreedyPolicy(InducingPolicy):
             losses.append(t)
             useful.append(best > -torch.inf)
         # Steps after the last useful candidate chose copies of what is already there.
-        used = torch.cat(useful, -1).reshape(-1, len(useful)).any(0)
-        count = int(used.sum())
+        count = 0
+        if useful:
+            count = int(torch.cat(useful, -1).reshape(-1, len(useful)).any(0).sum())
+        if count == 0:
+            raise Breakdown("the prior covariance of the candidates is NaN or zero")
         return torch.cat(chosen, -1)[..., :count], torch.stack(losses, -1)[..., :count]
 
 

@@ -18,6 +18,7 @@ from gpytorch.module import Module
 from torch import Tensor, nn
 
 from torch_ssgp import functional as F
+from torch_ssgp.exceptions import breakdowns
 from torch_ssgp.modules import inducing_gram
 
 # Lengthscales tried, as fractions of the spread of the inputs; noise tried, as
@@ -35,6 +36,7 @@ class Length(NamedTuple):
     spread: Tensor
 
 
+@breakdowns()
 @torch.no_grad()
 def initialize_from_data(
     mean: Mean, kernel: Kernel, likelihood: Likelihood, x: Tensor, y: Tensor

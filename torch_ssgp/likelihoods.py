@@ -33,6 +33,7 @@ from torch_ssgp.exceptions import (
     ShapeError,
     SupportError,
     UnsupportedLikelihoodError,
+    breakdowns,
 )
 from torch_ssgp.validation import kind_of
 
@@ -220,7 +221,9 @@ def expected_log_prob(
     # torch's distributions raise for NaN; here it has to travel on to the bound.
     good = torch.isfinite(mean) & torch.isfinite(variance)
     mean, variance = mean.where(good, 0.0), variance.where(good, 1.0)
-    log_prob = _expected_log_prob(likelihood, y, mean, variance.clamp_min(MIN_VARIANCE))
+    variance = variance.clamp_min(MIN_VARIANCE)
+    with breakdowns(ValueError):  # for NaN in parameters of the likelihood too
+        log_prob = _expected_log_prob(likelihood, y, mean, variance)
     return log_prob.where(good, math.nan)
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import warnings
-from collections.abc import Mapping
-from copy import deepcopy
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from copy import copy, deepcopy
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import (
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+)
 from gpytorch.means import Mean
 from gpytorch.models import GP
 from torch import Tensor
@@ -20,9 +26,17 @@ from torch import Tensor
 from torch_ssgp import functional as F
 from torch_ssgp import likelihoods, persistence, settings
 from torch_ssgp import validation as check
-from torch_ssgp.exceptions import BudgetWarning, FactorizationError, ShapeError
+from torch_ssgp.exceptions import (
+    Breakdown,
+    BudgetWarning,
+    FactorizationError,
+    NumericalWarning,
+    ShapeError,
+    breakdowns,
+)
 from torch_ssgp.fit import (
     Callback,
+    FitResult,
     NewData,
     StreamingObjective,
     UpdateResult,
@@ -42,13 +56,40 @@ from torch_ssgp.modules import (
     prior_blocks,
     same_points,
 )
-from torch_ssgp.prediction import Predictor, cast_distribution, freeze
+from torch_ssgp.prediction import Predictor, freeze
+from torch_ssgp.rollback import all_or_nothing
 from torch_ssgp.site_initialization import initialize_sites
 from torch_ssgp.sites import SiteObjective, maximize_any
 from torch_ssgp.summary import PosteriorSummary
 
 NUM_LANDMARKS = 100  # inputs kept to judge hyperparameters by
 LARGE_LOSS = 0.1  # nats per new datum lost by projection that are worth a warning
+
+Result = TypeVar("Result")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def one_at_a_time(update: Method) -> Method:
+    """Let updates of a model wait for each other: each begins where another ended.
+
+    One that fails leaves torch's random numbers as if it had not begun.
+    """
+
+    @wraps(update)
+    def in_turn(self: StreamingGP, *args: Any, **options: Any) -> Any:
+        with self._writing:
+            device = self.device
+            on_host = torch.get_rng_state()
+            on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+            try:
+                return update(self, *args, **options)
+            except BaseException:
+                torch.set_rng_state(on_host)
+                if on_gpu is not None:
+                    torch.cuda.set_rng_state(on_gpu, device)
+                raise
+
+    return cast(Method, in_turn)
 
 
 class StreamingGP(GP):
@@ -126,9 +167,11 @@ class StreamingGP(GP):
         self.summary = PosteriorSummary(batch_shape)
         self._predictor: tuple[tuple, Tensor, Predictor] | None = None
         self._frozen: tuple[torch.dtype, Tensor, tuple] | None = None
+        self._make_locks()
 
     # -- learning -------------------------------------------------------------------
 
+    @one_at_a_time
     def update(
         self,
         x_new: Tensor,
@@ -147,6 +190,10 @@ class StreamingGP(GP):
         callback: Callback | None = None,
     ) -> UpdateResult:
         """Learn from new data; the model changes at the very end, or not at all.
+
+        Other threads may predict meanwhile: they see the posterior of before or the
+        new one, never a mixture. Where numbers stop being finite an update falls
+        back step by step, see ``status`` of the result.
 
         Args:
             x_new: ``(*batch_shape, n, d)`` or ``(n, d)``; ``(n,)`` is one column.
@@ -186,11 +233,81 @@ class StreamingGP(GP):
         z_given = self._check_inducing_points(inducing_points, data.x)
         past = self.summary.discount(forget)
         evidence_before = self._evidence(past)
-
         every = int(learn_hyperparameters)
-        learn = every > 0 and int(self.summary.num_updates) % every == 0
+        learn = partial(
+            self._learn,
+            data,
+            past,
+            z_given,
+            lr=lr,
+            optimizer=optimizer,
+            learn_hyperparameters=every > 0
+            and int(self.summary.num_updates) % every == 0,
+            learn_inducing_points=learn_inducing_points,
+            trust_region=trust_region,
+            progress=progress,
+            callback=callback,
+        )
+        try:
+            try:
+                learned = learn(num_steps=num_steps)
+            except Breakdown:
+                if num_steps == 0:
+                    raise
+                learned = learn(num_steps=0)._replace(status="closed_form")
+        except Breakdown as error:
+            raise FactorizationError(
+                f"Nothing could be learned from the data ({error}); the model is "
+                "unchanged. Check kernel and likelihood for values that are not "
+                "finite, or raise the jitter: with torch_ssgp.settings.jitter(1e-4): "
+                "..."
+            ) from error
+        objective, fit, loss = learned.objective, learned.fit, learned.loss
+        num_old, num_inducing = objective.z_a.size(-2), objective.z.size(-2)
+        loss_before = objective.loss_before
+        result = UpdateResult(
+            bound=learned.bound,
+            increment=learned.bound - evidence_before,
+            bound_trace=fit.bound_trace,
+            num_steps=fit.num_steps,
+            converged=fit.converged and objective.settled,
+            projection_loss=loss,
+            projection_loss_before=loss if loss_before is None else loss_before,
+            num_inducing=num_inducing,
+            num_kept=learned.num_kept,
+            num_added=num_inducing - learned.num_kept,
+            num_dropped=num_old - learned.num_kept,
+            seconds=time.perf_counter() - start,
+            status=learned.status,
+        )
+        # Before the change: a warning may be an error.
+        if learned.status != "ok":
+            warnings.warn(_ADVICE[learned.status], NumericalWarning, stacklevel=3)
+        is_large = loss > LARGE_LOSS * data.y.size(-1)
+        if z_given is None and bool(is_large.any()):
+            warnings.warn(_TOO_FEW.format(num_inducing), BudgetWarning, stacklevel=3)
+        self._commit(objective, learned.state)
+        return result
+
+    def _learn(
+        self,
+        data: NewData,
+        past: PseudoObservations,
+        z_given: Tensor | None,
+        *,
+        num_steps: int,
+        lr: float | None,
+        optimizer: str,
+        learn_hyperparameters: bool,
+        learn_inducing_points: bool,
+        trust_region: float | None,
+        progress: bool,
+        callback: Callback | None,
+    ) -> Learned:
+        """An update on working copies; the model stays as it is."""
         objective = self._objective(data, past, learn=num_steps > 0)
-        if self.summary.is_empty and learn and num_steps:
+        jitter = objective.jitter
+        if self.summary.is_empty and learn_hyperparameters and num_steps:
             if isinstance(objective, SiteObjective):
                 initialize_sites(objective)
             else:
@@ -204,41 +321,27 @@ class StreamingGP(GP):
         with torch.no_grad():
             z = self._choose(objective) if z_given is None else z_given
         objective.start_at(z, learn=learn_inducing_points and num_steps > 0)
+        if num_steps:
+            _with_enough_jitter(objective, objective.check_finite)
         fit = maximize_any(
             objective,
             num_steps=num_steps,
             lr=lr,
             optimizer=optimizer,
-            learn_hyperparameters=learn,
+            learn_hyperparameters=learn_hyperparameters,
             learn_inducing_points=learn_inducing_points,
             trust_region=trust_region,
             progress=progress,
             callback=callback,
         )
         with torch.no_grad():
-            absorbed = self._absorb(objective, revise=z_given is None)
-            self._commit(objective, absorbed.state)
-        if z_given is None:
-            _warn_of_loss(absorbed.loss, objective)
-        num_old, num_inducing = objective.z_a.size(-2), self.summary.num_inducing
-        return UpdateResult(
-            bound=absorbed.bound,
-            increment=absorbed.bound - evidence_before,
-            bound_trace=fit.bound_trace,
-            num_steps=fit.num_steps,
-            converged=fit.converged and objective.settled,
-            projection_loss=absorbed.loss,
-            projection_loss_before=(
-                absorbed.loss
-                if objective.loss_before is None
-                else objective.loss_before
-            ),
-            num_inducing=num_inducing,
-            num_kept=absorbed.num_kept,
-            num_added=num_inducing - absorbed.num_kept,
-            num_dropped=num_old - absorbed.num_kept,
-            seconds=time.perf_counter() - start,
-        )
+            absorb = partial(self._absorb, objective, revise=z_given is None)
+            learned = _with_enough_jitter(objective, absorb)
+        if objective.jitter > jitter:
+            raised = torch.full_like(self.summary.jitter, objective.jitter)
+            learned.state["jitter"] = raised
+            return learned._replace(fit=fit, status="jitter")
+        return learned._replace(fit=fit, status=fit.status)
 
     def condition_on_observations(
         self,
@@ -271,6 +374,16 @@ class StreamingGP(GP):
         Returns:
             A model whose ``batch_shape`` is that of ``x`` and ``y`` together.
         """
+        with self._lock:
+            return self._condition(x, y, noise, inducing_points)
+
+    def _condition(
+        self,
+        x: Tensor,
+        y: Tensor,
+        noise: Tensor | None,
+        inducing_points: Tensor | None,
+    ) -> StreamingGP:
         data = self._check_data(x, y, noise, fantasy=True)
         offset: Tensor | float = 0.0
         if not likelihoods.is_gaussian(self.likelihood):
@@ -281,7 +394,7 @@ class StreamingGP(GP):
         past = self._past(self.summary.pseudo_observations, data, shared)
         past = past._replace(rho=past.rho + offset)
         sigma2 = observation_noise(likelihood, data.noise)
-        jitter = settings.jitter.of(data.y.dtype)
+        jitter = self._jitter(data.y.dtype)
         z_a, x_b = F.broadcast_matrices(self._old_points(data.x), data.x)
         if inducing_points is None:
             past = F.observe(past, data.y, sigma2, s)
@@ -301,8 +414,9 @@ class StreamingGP(GP):
         model = self._copy()
         model.batch_shape = data.y.shape[:-1]
         model.summary = PosteriorSummary(model.batch_shape)
-        landmarks, num_updates = self.summary.landmarks, self.summary.num_updates + 1
-        model.summary.set(z, past, m_b, L, s, shared, landmarks, num_updates)
+        now = self.summary
+        kept = (now.landmarks, now.num_updates + 1, now.jitter)
+        model.summary.set(z, past, m_b, L, s, shared, *kept)
         return model
 
     # -- predicting -----------------------------------------------------------------
@@ -314,11 +428,6 @@ class StreamingGP(GP):
         until hyperparameters or the summary change.
         """
         x = self._check_inputs(x, "x", self.batch_shape)
-        if self.summary.is_empty:
-            dtype = settings.algebra_dtype.of(x.dtype)
-            kernel, mean, _ = self._frozen_modules(dtype)
-            x_s = x.to(dtype)
-            return cast_distribution(mean(x_s), kernel(x_s), x.dtype)
         return self._current_predictor()(x)
 
     def predict(self, x: Tensor, noise: Tensor | None = None) -> Any:
@@ -329,11 +438,15 @@ class StreamingGP(GP):
             noise: Known noise variances at ``x``, for likelihoods that need them.
         """
         likelihoods.check_takes_noise(self.likelihood, noise)
-        latent = self(x)
+        x = self._check_inputs(x, "x", self.batch_shape)
+        predictor = self._current_predictor()
+        latent, likelihood = predictor(x), copy(predictor.likelihood)
+        # In training mode GPyTorch samples function values one by one, else jointly.
+        likelihood.training = self.likelihood.training
         if noise is not None:
             check.check_noise(noise, latent.mean)
-            return self.likelihood(latent, noise=noise)
-        return self.likelihood(likelihoods.as_likelihood_input(self.likelihood, latent))
+            return likelihood(latent, noise=noise)
+        return likelihood(likelihoods.as_likelihood_input(likelihood, latent))
 
     # -- states ---------------------------------------------------------------------
 
@@ -393,8 +506,9 @@ class StreamingGP(GP):
             strict: Whether the keys must be the same.
             assign: Whether to take the tensors themselves, not their values.
         """
-        with persistence.all_or_nothing(self):
-            return super().load_state_dict(state_dict, strict, assign)
+        load = partial(super().load_state_dict, state_dict, strict, assign)
+        with self._lock:
+            return all_or_nothing(load, (self,))
 
     # -- properties -----------------------------------------------------------------
 
@@ -555,7 +669,7 @@ class StreamingGP(GP):
             self._past(past, data, shared),
             shared_noise=shared,
             alpha=self.alpha,
-            jitter=settings.jitter.of(dtype),
+            jitter=self._jitter(dtype),
             landmarks=self.summary.landmarks.to(dtype),
         )
 
@@ -594,6 +708,7 @@ class StreamingGP(GP):
             num_updates=int(self.summary.num_updates),
         )
 
+    @breakdowns()
     def _choose(self, objective: StreamingObjective) -> Tensor:
         z = self.inducing_policy(self._candidates(objective))
         return merge_duplicates(objective.kernel, z, objective.jitter)
@@ -608,7 +723,8 @@ class StreamingGP(GP):
             objective.start_at(revised)
         return revised is not z
 
-    def _absorb(self, objective: StreamingObjective, revise: bool) -> Absorbed:
+    @breakdowns()
+    def _absorb(self, objective: StreamingObjective, revise: bool) -> Learned:
         """What the update ends with; nothing of the model changes yet."""
         data = objective.data
         _round_parameters(objective, self.dtype)
@@ -624,11 +740,9 @@ class StreamingGP(GP):
         rows = F.compress(rows)
         bound = F.evidence(rows, s)
         past = F.absorb(rows, prior.m_b)
-        if not bool(torch.isfinite(bound).all() & torch.isfinite(past.U).all()):
-            raise FactorizationError(
-                "The covariance of the inducing points could not be factored. "
-                "Raise the jitter: with torch_ssgp.settings.jitter(1e-6): ..."
-            )
+        finite = [torch.isfinite(value).all() for value in (bound, *past)]
+        if not bool(torch.stack(finite).all()):
+            raise Breakdown("the new posterior is not finite")
         state = {
             "inducing_points": _stored(objective.z),
             "past": PseudoObservations(*map(_stored, past)),
@@ -640,40 +754,56 @@ class StreamingGP(GP):
                 self.summary.with_landmarks(objective.data.x, NUM_LANDMARKS)
             ),
             "num_updates": self.summary.num_updates + 1,
+            "jitter": self.summary.jitter,
         }
         num_kept = objective.same[..., data.y.size(-1) :].any(-1).sum(-1)
-        return Absorbed(bound, loss, num_kept, state)
+        return Learned(objective, bound, loss, num_kept, state)
 
     def _commit(self, objective: StreamingObjective, state: dict) -> None:
-        """Make the working copies and the new summary those of the model."""
+        """Make the working copies and the new summary those of the model, at once."""
         pairs = (
             (self.mean_module, objective.mean),
             (self.covar_module, objective.kernel),
             (self.likelihood, objective.likelihood),
         )
-        for ours, theirs in pairs:
-            for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-                a.copy_(b)
-            for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
-                a.copy_(b)
-        self.summary.set(**state)
+
+        @torch.no_grad()
+        def change() -> None:
+            for ours, theirs in pairs:
+                for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+                    a.copy_(b)
+                for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
+                    a.copy_(b)
+            self.summary.set(**state)
+
+        with self._lock:
+            all_or_nothing(change, (*(ours for ours, _ in pairs), self.summary))
 
     # -- caches and copies ----------------------------------------------------------
 
+    def _make_locks(self) -> None:
+        self._writing = threading.RLock()  # held by an update, all along
+        self._lock = threading.RLock()  # held for a moment: to change, or to look
+
+    def _jitter(self, dtype: torch.dtype) -> float:
+        """The jitter of the settings, or what an update had to raise it to."""
+        return max(settings.jitter.of(dtype), float(self.summary.jitter))
+
     def _frozen_modules(self, dtype: torch.dtype) -> tuple[Kernel, Mean, Likelihood]:
         """Copies that nobody changes; made again when hyperparameters have changed."""
-        now = self._fingerprint()
-        if self._frozen is not None:
-            cached_dtype, fingerprint, modules = self._frozen
-            if cached_dtype == dtype and torch.equal(fingerprint, now):
-                return modules
-        modules = (
-            freeze(self.covar_module, dtype),
-            freeze(self.mean_module, dtype),
-            freeze(self.likelihood, dtype),
-        )
-        self._frozen = (dtype, now, modules)
-        return modules
+        with self._lock:
+            now = self._fingerprint()
+            if self._frozen is not None:
+                cached_dtype, fingerprint, modules = self._frozen
+                if cached_dtype == dtype and torch.equal(fingerprint, now):
+                    return modules
+            modules = (
+                freeze(self.covar_module, dtype),
+                freeze(self.mean_module, dtype),
+                freeze(self.likelihood, dtype),
+            )
+            self._frozen = (dtype, now, modules)
+            return modules
 
     def _noise_scale(self, likelihood: Likelihood, y: Tensor, shared: bool) -> Tensor:
         if shared:
@@ -684,30 +814,39 @@ class StreamingGP(GP):
         """All hyperparameters as one vector; a change makes the cache stale."""
         modules = (self.covar_module, self.mean_module, self.likelihood)
         tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            tensors.append(self.likelihood.noise_covar.noise)  # a plain attribute
         return torch.cat([t.detach().flatten().double() for t in tensors])
 
     def _current_predictor(self) -> Predictor:
-        key = (self.summary.U, self.summary.g, self.summary.inducing_points)
-        now = self._fingerprint()
-        if self._predictor is not None:
-            cached_key, fingerprint, predictor = self._predictor
-            same = all(a is b for a, b in zip(key, cached_key, strict=True))
-            if same and torch.equal(fingerprint, now):
-                return predictor
-        past, dtype = self.summary.pseudo_observations, self.summary.g.dtype
-        shared = bool(self.summary.shared_noise)
-        kernel, mean, likelihood = self._frozen_modules(dtype)
-        predictor = Predictor.build(
-            mean,
-            kernel,
-            self.summary.inducing_points,
-            past,
-            # Not repeated over fantasies: one factorisation serves them all.
-            likelihood.noise.squeeze(-1) if shared else past.g.new_ones(()),
-            settings.jitter.of(dtype),
-        )
-        self._predictor = (key, now, predictor)
-        return predictor
+        with self._lock:
+            summary = self.summary
+            dtype = summary.g.dtype
+            if summary.is_empty:
+                dtype = settings.algebra_dtype.of(self.dtype)
+            key = (summary.U, summary.g, summary.inducing_points, dtype)
+            now = self._fingerprint()
+            if self._predictor is not None:
+                cached_key, fingerprint, predictor = self._predictor
+                same = all(a is b for a, b in zip(key, cached_key, strict=True))
+                if same and torch.equal(fingerprint, now):
+                    return predictor
+            past, shared = summary.pseudo_observations, bool(summary.shared_noise)
+            kernel, mean, likelihood = self._frozen_modules(dtype)
+            predictor = Predictor.build(
+                mean,
+                kernel,
+                likelihood
+                if dtype == self.dtype
+                else freeze(self.likelihood, self.dtype),
+                summary.inducing_points.to(dtype),
+                past,
+                # Not repeated over fantasies: one factorisation serves them all.
+                likelihood.noise.squeeze(-1) if shared else past.g.new_ones(()),
+                self._jitter(dtype),
+            )
+            self._predictor = (key, now, predictor)
+            return predictor
 
     def _copy(self) -> StreamingGP:
         """A model with copies of all modules, and no summary yet."""
@@ -716,38 +855,75 @@ class StreamingGP(GP):
         return model
 
     def __getstate__(self) -> dict:
-        """Leave the caches out of copies and pickles."""
-        return {**self.__dict__, "_predictor": None, "_frozen": None}
+        """Leave caches and locks out of copies and pickles."""
+        state = {**self.__dict__, "_predictor": None, "_frozen": None}
+        del state["_writing"], state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict) -> None:
+        """A copy has locks of its own."""
+        super().__setstate__(state)
+        self._make_locks()
 
 
-class Absorbed(NamedTuple):
-    """What an update ends with.
+class Learned(NamedTuple):
+    """What an update ends with, before the model becomes it.
 
     Attributes:
+        objective: Its working copies.
         bound: ``(*batch,)``, bound on the evidence of all data seen.
         loss: ``(*batch,)``, nats lost by the projection.
         num_kept: ``(*batch,)``, old inducing points that are still there.
         state: The next state of the summary.
+        fit: What the inner loop did.
+        status: How far it had to fall back.
     """
 
+    objective: StreamingObjective
     bound: Tensor
     loss: Tensor
     num_kept: Tensor
     state: dict[str, Any]
+    fit: FitResult = FitResult(torch.empty(0), 0, True)
+    status: str = "ok"
 
 
-def _warn_of_loss(loss: Tensor, objective: StreamingObjective) -> None:
-    """Say so where the inducing points are too few for the stream."""
-    # No figures in the text: Python shows a warning once for each text.
-    if bool((loss > LARGE_LOSS * objective.data.y.size(-1)).any()):
-        warnings.warn(
-            f"An update lost more than {LARGE_LOSS} nats per new datum by projecting "
-            f"data and past on {objective.z.size(-2)} inducing points (see "
-            "UpdateResult.projection_loss). Raise num_inducing, or max_inducing of "
-            "the inducing_policy, to keep what is lost.",
-            BudgetWarning,
-            stacklevel=3,
-        )
+# The same text for the same number: Python shows a warning once for each text.
+_TOO_FEW = (
+    f"An update lost more than {LARGE_LOSS} nats per new datum by projecting data and "
+    "past on {} inducing points, see UpdateResult.projection_loss. Raise num_inducing, "
+    "or max_inducing of the inducing_policy, to keep what is lost."
+)
+_ADVICE = {
+    "last_iterate": (
+        "The inner loop met a value or a gradient that is not finite; the best "
+        "hyperparameters before were kept. Lower lr, or keep hyperparameters where the "
+        "kernel is finite by constraints or priors."
+    ),
+    "jitter": (
+        "The covariance of the inducing points could not be factored; the jitter was "
+        "raised, see model.summary.jitter, and stays there. Check that the kernel is "
+        "positive definite, or set the jitter: with torch_ssgp.settings.jitter(1e-6): "
+        "..."
+    ),
+    "closed_form": (
+        "Nothing finite came out of learning; the new data were absorbed with the old "
+        "hyperparameters. Check that kernel and likelihood are finite near them, and "
+        "bound hyperparameters by constraints or priors."
+    ),
+}
+
+
+def _with_enough_jitter(
+    objective: StreamingObjective, attempt: Callable[[], Result]
+) -> Result:
+    """Try with larger and larger jitter, until nothing breaks down."""
+    while True:
+        try:
+            return attempt()
+        except Breakdown:
+            if not objective.raise_jitter():
+                raise
 
 
 def _stored(value: Tensor) -> Tensor:

@@ -9,10 +9,12 @@ too; without that, every update would leak information.
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
     GaussianLikelihood,
@@ -20,23 +22,57 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.means import Mean
 from linear_operator import to_dense
+from linear_operator.operators import LinearOperator
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from torch_ssgp.functional import PriorBlocks
 
+# While GPyTorch evaluates a covariance it takes active_dims away from the kernel and
+# changes a global setting: two threads at once would see that, or make it last.
+KERNELS = threading.RLock()
+
 
 def gram(kernel: Kernel, x1: Tensor, x2: Tensor | None = None) -> Tensor:
     """Dense covariance ``(*batch, n1, n2)``."""
-    return to_dense(kernel(x1, x2))
+    with KERNELS:
+        return to_dense(kernel(x1, x2))
 
 
 def variances(kernel: Kernel, x: Tensor) -> Tensor:
     """Prior variances ``(*batch, n)``: the diagonal of the covariance at ``x``."""
-    if x.device.type == "cpu":  # nothing to wait for
-        return kernel(x, diag=True)
-    with _TakeAsEqual():
-        return kernel(x, diag=True)
+    with KERNELS:
+        if x.device.type == "cpu":  # nothing to wait for
+            return kernel(x, diag=True)
+        with _TakeAsEqual():
+            return kernel(x, diag=True)
+
+
+def lazy_gram(kernel: Kernel, x: Tensor) -> LinearOperator:
+    """Covariance ``(*batch, n, n)``, computed when somebody asks for it."""
+    with KERNELS:
+        K = kernel(x)
+    if type(K) is not LazyEvaluatedKernelTensor:
+        return K
+    return _LazyGram(
+        K.x1,
+        K.x2,
+        kernel=K.kernel,
+        last_dim_is_batch=K.last_dim_is_batch,
+        **K.params,
+    )
+
+
+class _LazyGram(LazyEvaluatedKernelTensor):
+    """GPyTorch's lazy covariance, for several threads."""
+
+    def evaluate_kernel(self) -> LinearOperator:
+        with KERNELS:
+            return super().evaluate_kernel()
+
+    def _diagonal(self) -> Tensor:
+        with KERNELS:
+            return super()._diagonal()
 
 
 class _TakeAsEqual(TorchFunctionMode):

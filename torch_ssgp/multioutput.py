@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch_ssgp.exceptions import ArgumentError, ShapeError, UnsupportedLikeliho
 from torch_ssgp.fit import Callback, UpdateResult
 from torch_ssgp.likelihoods import couples_classes
 from torch_ssgp.models import StreamingGP
-from torch_ssgp.persistence import all_or_nothing
+from torch_ssgp.rollback import all_or_nothing
 
 
 class MultiOutputGP(nn.Module):
@@ -170,8 +171,8 @@ class MultiOutputGP(nn.Module):
             strict: Whether the keys must be the same.
             assign: Whether to take the tensors themselves, not their values.
         """
-        with all_or_nothing(self):
-            return super().load_state_dict(state_dict, strict, assign)
+        load = partial(super().load_state_dict, state_dict, strict, assign)
+        return all_or_nothing(load, (self,))
 
     def _shared(self, x: Tensor) -> Tensor:
         """Inputs that all outputs share, ``(*batch, 1, n, d)``."""

@@ -1,4 +1,4 @@
-"""States that survive: models in files, and loads that fail without a trace.
+"""States that survive: models in files.
 
 A file is a tag, the SHA-256 of all that follows (torch does not check the CRCs of its
 own files), and a ``torch.save`` of plain values and tensors. Every module is a blob of
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from inspect import isfunction
 from types import BuiltinFunctionType, MethodType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gpytorch.means import constant_mean
@@ -112,33 +112,6 @@ def load(
             f"as they were when the model was saved. {error}"
         ) from error
     return model.train(content["training"])
-
-
-@contextmanager
-def all_or_nothing(module: nn.Module) -> Iterator[None]:
-    """Put every parameter and buffer back if loading a state fails.
-
-    torch loads what fits before it raises: half of one state, half of another.
-
-    Args:
-        module: What is loaded into.
-    """
-    before = [
-        (owner, name, tensor, tensor.detach().clone())
-        for child in module.modules()
-        for owner in cast(list[dict], [child._parameters, child._buffers])
-        for name, tensor in owner.items()
-        if tensor is not None
-    ]
-    try:
-        yield
-    except BaseException:
-        with torch.no_grad():
-            for owner, name, tensor, value in before:
-                owner[name] = tensor  # it may have been replaced, or changed in place
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
-        raise
 
 
 # -- files --------------------------------------------------------------------------

@@ -8,40 +8,45 @@ from typing import Any, NamedTuple
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from linear_operator import to_linear_operator
 from linear_operator.operators import LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
 from torch_ssgp import functional as F
+from torch_ssgp.exceptions import FactorizationError, breakdowns
 from torch_ssgp.functional import Posterior, PseudoObservations
-from torch_ssgp.modules import gram, inducing_gram
+from torch_ssgp.modules import gram, inducing_gram, lazy_gram
 
 
 class Predictor(NamedTuple):
     """Everything a prediction needs, factored once and never changed.
 
-    The mean and the kernel are frozen copies: predictions carry gradients to the test
-    points (and to fantasised data), never to hyperparameters, and readers in other
-    threads see one posterior, not a mixture.
+    The modules are frozen copies: predictions carry gradients to the test points (and
+    to fantasised data), never to hyperparameters, and readers in other threads see one
+    posterior, not a mixture.
 
     Attributes:
         mean: Frozen prior mean.
         kernel: Frozen prior covariance.
+        likelihood: Frozen likelihood, in the dtype of the predictions.
         z: ``(*batch, m, d)`` inducing points.
-        posterior: Factors of q(b).
+        posterior: Factors of q(b); ``None`` if there are no data yet.
     """
 
     mean: Mean
     kernel: Kernel
+    likelihood: Likelihood
     z: Tensor
-    posterior: Posterior
+    posterior: Posterior | None
 
     @classmethod
     def build(
         cls,
         mean: Mean,
         kernel: Kernel,
+        likelihood: Likelihood,
         z: Tensor,
         past: PseudoObservations,
         s: Tensor,
@@ -52,22 +57,36 @@ class Predictor(NamedTuple):
         Args:
             mean: Prior mean in the dtype of the algebra, frozen.
             kernel: Prior covariance in the dtype of the algebra, frozen.
+            likelihood: Likelihood in the dtype of the predictions, frozen.
             z: ``(*batch, m, d)`` inducing points.
             past: Pseudo-observations at ``z``.
             s: ``(*batch,)`` noise scale of the rows.
             jitter: Relative jitter.
         """
-        L = F.cholesky(inducing_gram(kernel, z, jitter).K_zz)
+        if z.size(-2) == 0:
+            return cls(mean, kernel, likelihood, z, None)
+        with breakdowns():
+            L = F.cholesky(inducing_gram(kernel, z, jitter).K_zz)
         posterior = F.factorize(F.recall(past, L, mean(z)), s)
-        return cls(mean, kernel, z, posterior)
+        if not bool(torch.isfinite(posterior.c).all()):
+            raise FactorizationError(
+                "The posterior could not be factored with the hyperparameters the "
+                "model has now. Change them, or raise the jitter: "
+                "with torch_ssgp.settings.jitter(1e-6): ..."
+            )
+        return cls(mean, kernel, likelihood, z, posterior)
 
     def __call__(self, x: Tensor) -> MultivariateNormal:
         """Latent posterior at ``x`` ``(*batch, n, d)``, in the dtype of ``x``."""
         x_s = x.to(self.z.dtype)
+        if self.posterior is None:
+            return cast_distribution(
+                self.mean(x_s), lazy_gram(self.kernel, x_s), x.dtype
+            )
         K_bs = gram(self.kernel, self.z, x_s)
         shift, A_s, B_s = F.predictive_terms(self.posterior, K_bs)
         mean = self.mean(x_s) + shift
-        covariance = self.kernel(x_s) + MatmulLinearOperator(A_s.mT, B_s)
+        covariance = lazy_gram(self.kernel, x_s) + MatmulLinearOperator(A_s.mT, B_s)
         if covariance.batch_shape != mean.shape[:-1]:
             batch = torch.broadcast_shapes(covariance.batch_shape, mean.shape[:-1])
             mean = mean.expand(*batch, -1)

@@ -16,6 +16,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor, nn
 
+from torch_ssgp.exceptions import breakdowns
 from torch_ssgp.fit import NewData
 from torch_ssgp.initialization import _fit_shape, _set, _spread, _untouched
 from torch_ssgp.likelihoods import expected_log_prob, takes_labels
@@ -29,6 +30,7 @@ SUBSET = 100
 NEWTON_STEPS = 30
 
 
+@breakdowns()
 @torch.no_grad()
 def initialize_sites(objective: SiteObjective) -> None:
     """Set constant mean, scale, lengthscales and noise from the first batch.

@@ -40,6 +40,7 @@ from torch import Tensor
 
 from torch_ssgp import functional as F
 from torch_ssgp import likelihoods
+from torch_ssgp.exceptions import breakdowns
 from torch_ssgp.fit import Callback, FitResult, StreamingObjective, maximize
 from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
 from torch_ssgp.modules import variances
@@ -72,14 +73,18 @@ class Sites(NamedTuple):
         return self.linear / self.precision.clamp_min(MIN_PRECISION)
 
     def move(self, other: Sites, step: Tensor) -> Sites:
-        """Go the fraction ``step`` ``(*batch,)`` of the way to ``other``."""
+        """Go the fraction ``step`` ``(*batch,)`` of the way to ``other``.
+
+        A site stays where the other one is not finite.
+        """
+        good = torch.isfinite(other.linear) & torch.isfinite(other.precision)
         return Sites(
             torch.lerp(self.linear, other.linear, step),
             torch.lerp(self.precision, other.precision, step),
-        )
+        ).where(good, self)
 
     def where(self, condition: Tensor, other: Sites) -> Sites:
-        """These sites where ``condition`` ``(*batch, 1)`` holds, else ``other``."""
+        """These sites where ``condition`` holds, else ``other``."""
         return Sites(
             torch.where(condition, self.linear, other.linear),
             torch.where(condition, self.precision, other.precision),
@@ -240,6 +245,11 @@ class SiteObjective(StreamingObjective):
         """Typical size of the function, the unit of a constant mean."""
         with torch.no_grad():
             return float(variances(self.kernel, self.data.x).mean().sqrt())
+
+    def raise_jitter(self) -> bool:
+        """Take a larger jitter, if there is one; whether there was."""
+        self.sites = self._last_bound = None
+        return super().raise_jitter()
 
     # -- E-steps --------------------------------------------------------------------
 
@@ -411,6 +421,7 @@ class SiteObjective(StreamingObjective):
             self.sites = self.sites.move(goal, self.step.unsqueeze(-1))
         return bound
 
+    @breakdowns()
     def total(self) -> tuple[Tensor, Tensor]:
         """What the inner loop maximises, and the bounds ``(*batch,)`` in it."""
         bound = self()
@@ -550,5 +561,7 @@ def _in_rounds(
         gain = (fit.bound_trace[-1] - fit.bound_trace[0]).sum()
         converged = bool(gain < tolerance)
         num_left -= ROUND
+        if fit.status != "ok":
+            break
     trace = torch.cat(traces)
-    return FitResult(trace, len(trace), converged)
+    return FitResult(trace, len(trace), converged, fit.status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ class PosteriorSummary(nn.Module):
     The past is kept as pseudo-observations ``U a ≈ g`` of the function at the inducing
     points (see :mod:`torch_ssgp.functional`), together with the prior they were made
     under, so that :math:`q(a) = N(\texttt{mean}, \texttt{covariance})` can be shown.
-    Buffers change their size during a stream and when a state is loaded.
+    Buffers change their size during a stream and when a state is loaded. An update
+    replaces all of them in one assignment, so ``copy.copy(summary)`` is a snapshot that
+    stays as it is.
 
     Args:
         batch_shape: Shape of independent streams.
@@ -38,6 +41,8 @@ class PosteriorSummary(nn.Module):
         shared_noise: Whether the noise of the rows follows the likelihood.
         landmarks: ``(*batch, r, d)``, a few of the inputs seen, spread evenly over
             the stream: where new hyperparameters must not interpolate worse.
+        jitter: ``()``, the relative jitter that an update had to raise; else zero. It
+            holds from then on, where ``settings.jitter`` is smaller.
     """
 
     inducing_points: Tensor
@@ -51,6 +56,7 @@ class PosteriorSummary(nn.Module):
     noise_scale: Tensor
     shared_noise: Tensor
     landmarks: Tensor
+    jitter: Tensor
 
     def __init__(self, batch_shape: torch.Size = torch.Size()) -> None:
         super().__init__()
@@ -64,6 +70,7 @@ class PosteriorSummary(nn.Module):
             "prior_cholesky": torch.zeros(*batch_shape, 0, 0),
             "noise_scale": torch.ones(batch_shape),
             "landmarks": torch.zeros(*batch_shape, 0, 0),
+            "jitter": torch.zeros(()),
         }
         for name, value in empty.items():
             self.register_buffer(name, value.double())
@@ -83,27 +90,32 @@ class PosteriorSummary(nn.Module):
     @property
     def pseudo_observations(self) -> PseudoObservations:
         """The past, as the functions of :mod:`torch_ssgp.functional` take it."""
-        return PseudoObservations(self.U, self.g, self.residual, self.num_data)
+        now = copy(self)
+        return PseudoObservations(now.U, now.g, now.residual, now.num_data)
 
     @property
     def posterior(self) -> Posterior:
         """Factors of q(a) under the prior the summary was stored with."""
-        return F.factorize(self._rows(), self.noise_scale)
+        now = copy(self)
+        return F.factorize(now._rows(), now.noise_scale)
 
     @property
     def mean(self) -> Tensor:
         """Mean of q(a), ``(*batch, m)``."""
-        return F.moments(self.posterior, self.prior_mean)[0]
+        now = copy(self)
+        return F.moments(now.posterior, now.prior_mean)[0]
 
     @property
     def covariance(self) -> Tensor:
         """Covariance of q(a), ``(*batch, m, m)``."""
-        return F.moments(self.posterior, self.prior_mean)[1]
+        now = copy(self)
+        return F.moments(now.posterior, now.prior_mean)[1]
 
     @property
     def log_evidence(self) -> Tensor:
         """Bound on the log evidence of the data seen, ``(*batch,)``."""
-        return F.evidence(self._rows(), self.noise_scale)
+        now = copy(self)
+        return F.evidence(now._rows(), now.noise_scale)
 
     def _rows(self) -> F.Projection:
         return F.recall(self.pseudo_observations, self.prior_cholesky, self.prior_mean)
@@ -118,14 +130,25 @@ class PosteriorSummary(nn.Module):
         shared_noise: bool,
         landmarks: Tensor,
         num_updates: Tensor,
+        jitter: Tensor,
     ) -> None:
-        """Replace what is stored; the arguments are the buffers."""
-        self.inducing_points = inducing_points
-        self.U, self.g, self.residual, self.num_data = past
-        self.prior_mean, self.prior_cholesky = prior_mean, prior_cholesky
-        self.noise_scale = noise_scale
-        self.shared_noise = torch.tensor(shared_noise, device=inducing_points.device)
-        self.landmarks, self.num_updates = landmarks, num_updates
+        """Replace what is stored, all at once; the arguments are the buffers."""
+        buffers = {
+            "inducing_points": inducing_points,
+            "U": past.U,
+            "g": past.g,
+            "residual": past.rho,
+            "num_data": past.n,
+            "prior_mean": prior_mean,
+            "prior_cholesky": prior_cholesky,
+            "noise_scale": noise_scale,
+            "shared_noise": torch.tensor(shared_noise, device=inducing_points.device),
+            "landmarks": landmarks,
+            "num_updates": num_updates,
+            "jitter": jitter,
+        }
+        # One assignment: a reader sees the buffers of before, or these.
+        self.__dict__["_buffers"] = self._buffers | buffers
 
     def with_landmarks(self, x: Tensor, count: int) -> Tensor:
         """Landmarks of the stream so far, new inputs included.

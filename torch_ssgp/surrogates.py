@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import replace
+from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -35,13 +36,12 @@ from linear_operator import to_linear_operator
 from torch import Tensor, nn
 
 from torch_ssgp import functional as F
-from torch_ssgp import settings
 from torch_ssgp.exceptions import FactorizationError, MissingDependencyError
 from torch_ssgp.fit import Callback, UpdateResult
 from torch_ssgp.inducing import InducingPolicy
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.modules import inducing_gram, variances
-from torch_ssgp.persistence import all_or_nothing
+from torch_ssgp.rollback import all_or_nothing
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.validation import check_update_options
 
@@ -390,17 +390,17 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             callback=callback,
         )
         self._check_new_data(X, Y, Yvar)
-        state = self._snapshot() if restandardize else None
-        try:
+        with self.model._writing:
+            work = self._working_copy()
             if restandardize:
-                moments = self._moments_with(Y, forget)
-                self._standardize_by(*_standardization(*moments))
+                moments = work._moments_with(Y, forget)
+                work._standardize_by(*_standardization(*moments))
             if inducing_points is not None:
-                self._check_inputs(inducing_points, "inducing_points")
-                inducing_points = self._training_inputs(inducing_points)
+                work._check_inputs(inducing_points, "inducing_points")
+                inducing_points = work._training_inputs(inducing_points)
                 if self._num_outputs > 1:
                     inducing_points = inducing_points.unsqueeze(-3)
-            return self._absorb(
+            result = work._absorb(
                 X,
                 Y,
                 Yvar,
@@ -415,10 +415,8 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 progress=progress,
                 callback=callback,
             )
-        except BaseException:
-            if state is not None:
-                self._restore(state)
-            raise
+            self._become(work)
+        return result
 
     def fit(
         self,
@@ -457,21 +455,25 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             )
         core = self.model
         y = newest.y.to(device=core.device, dtype=core.dtype)
-        return self._learn(
-            deepcopy(newest.summary).to(device=core.device),
-            newest.x.to(y),
-            y,
-            None if newest.noise is None else newest.noise.to(y),
-            forget=newest.forget,
-            restart=restart and learn_hyperparameters and num_steps > 0,
-            num_steps=num_steps,
-            lr=lr,
-            optimizer=optimizer,
-            learn_hyperparameters=learn_hyperparameters,
-            learn_inducing_points=learn_inducing_points,
-            progress=progress,
-            callback=callback,
-        )
+        with core._writing:
+            work = self._working_copy()
+            result = work._learn(
+                deepcopy(newest.summary).to(device=core.device),
+                newest.x.to(y),
+                y,
+                None if newest.noise is None else newest.noise.to(y),
+                forget=newest.forget,
+                restart=restart and learn_hyperparameters and num_steps > 0,
+                num_steps=num_steps,
+                lr=lr,
+                optimizer=optimizer,
+                learn_hyperparameters=learn_hyperparameters,
+                learn_inducing_points=learn_inducing_points,
+                progress=progress,
+                callback=callback,
+            )
+            self._become(work)
+        return result
 
     def custom_fit(
         self,
@@ -529,9 +531,38 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             stdvs: ``batch_shape x 1 x m``; their standard deviation by default.
         """
         seen = _standardization(self.num_targets, self.target_mean, self.target_squares)
-        self._standardize_by(
-            seen[0] if means is None else means, seen[1] if stdvs is None else stdvs
-        )
+        with self.model._writing:
+            work = self._working_copy()
+            work._standardize_by(
+                seen[0] if means is None else means, seen[1] if stdvs is None else stdvs
+            )
+            self._become(work)
+
+    def _working_copy(self) -> SingleTaskStreamingGP:
+        """A copy to learn on; it shares what nobody changes in place."""
+        core, newest = self.model, self._newest
+        shared = {id(core.summary): copy(core.summary), id(newest): newest}
+        work = deepcopy(self, shared)
+        work.model._frozen = core._frozen  # the same hyperparameters
+        return work
+
+    def _become(self, work: SingleTaskStreamingGP) -> None:
+        """Take over what a copy of this model has learned, all of it or nothing."""
+        core = self.model
+
+        @torch.no_grad()
+        def change() -> None:
+            for ours, theirs in zip(self.parameters(), work.parameters(), strict=True):
+                ours.copy_(theirs)
+            # Buffers are replaced as a whole, also those of the summary and of the
+            # transforms, so that readers see all of them or none.
+            for mine, copied in zip(self.modules(), work.modules(), strict=True):
+                mine.__dict__["_buffers"] = copied._buffers
+            self._newest = work._newest
+            self._sync_noise()
+
+        with core._lock:
+            all_or_nothing(change, [self])
 
     def _absorb(
         self,
@@ -575,12 +606,15 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         restart: bool,
         **options: Any,
     ) -> UpdateResult:
-        """Update the core from a summary, from one start or two; the better stays."""
-        core, now = self.model, _Learned.of(self.model)
-        starts = [now.parameters]
+        """Update the core from a summary, from one start or two; the better stays.
+
+        Of a working copy: where this fails, the core is left in between.
+        """
+        core = self.model
+        starts = [_Learned.of(core).parameters]
         if restart and any(
             not torch.equal(a, b.to(a))
-            for a, b in zip(now.parameters, self._initial, strict=True)
+            for a, b in zip(starts[0], self._initial, strict=True)
         ):
             starts.append(self._initial)
         start_time = time.perf_counter()
@@ -592,12 +626,8 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 result = core.update(x, y, noise, **options)
             except FactorizationError:
                 if best is None:
-                    now.into(core)
                     raise
                 continue
-            except BaseException:
-                now.into(core)
-                raise
             score = float(result.bound.sum() + _log_prior(core))
             if blur is not None:
                 # As in StreamingObjective.hidden_loss, from either start alike.
@@ -723,16 +753,6 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         value = value.squeeze(-2)
         return value.squeeze(-1) if self._num_outputs == 1 else value
 
-    def _snapshot(self) -> dict[str, Any]:
-        return {
-            "state": {k: v.clone() for k, v in self.state_dict().items()},
-            "newest": self._newest,
-        }
-
-    def _restore(self, snapshot: dict[str, Any]) -> None:
-        self.load_state_dict(snapshot["state"])
-        self._newest = snapshot["newest"]
-
     # -- predicting -----------------------------------------------------------------
 
     def forward(self, X: Tensor) -> MultivariateNormal:
@@ -763,15 +783,20 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._check_inputs(X)
         self.eval()
         X = self.transform_inputs(X)
-        mvn = self.model(X.unsqueeze(-3) if self._num_outputs > 1 else X)
+        with self.model._lock:  # of one posterior, while an update may be under way
+            predictor = self.model._current_predictor()
+            variances = self._noise_variances(observation_noise)
+            transform = copy(getattr(self, "outcome_transform", None))
+        x = self.model._check_x(X.unsqueeze(-3) if self._num_outputs > 1 else X)
+        mvn = predictor(x)
         mvn = _dense(mvn, always=self._num_outputs > 1)
-        mvn = self._with_noise(mvn, observation_noise)
+        if variances is not None:
+            mvn = _with_noise(mvn, variances)
         chosen = self._output_indices(output_indices)
         if self._num_outputs > 1:
             mvn = _stack_outputs(mvn, chosen)
         posterior = GPyTorchPosterior(distribution=mvn)
-        if hasattr(self, "outcome_transform"):
-            transform = self.outcome_transform
+        if transform is not None:
             if chosen != list(range(self._num_outputs)):
                 transform = transform.subset_output(chosen)
             posterior = transform.untransform_posterior(posterior, X=X)
@@ -789,11 +814,10 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             )
         return [i % m for i in indices]
 
-    def _with_noise(
-        self, mvn: MultivariateNormal, noise: bool | Tensor
-    ) -> MultivariateNormal:
+    def _noise_variances(self, noise: bool | Tensor) -> Tensor | None:
+        """Variances to add to a posterior, outputs first."""
         if noise is False:
-            return mvn
+            return None
         likelihood = self.likelihood
         if isinstance(noise, Tensor):
             _check_variances(noise, "observation_noise")
@@ -801,18 +825,10 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         elif self._has_fixed_noise:
             variances = self.average_noise
         else:
-            variances = likelihood.noise.detach()
+            variances = likelihood.noise.detach().clone()
         if getattr(likelihood, "second_noise_covar", None) is not None:
             variances = variances + likelihood.second_noise.detach()
-        try:
-            variances = variances.expand(mvn.mean.shape)
-        except RuntimeError:
-            raise BotorchTensorDimensionError(
-                f"observation_noise has shape {tuple(variances.shape)} (outputs "
-                f"first); expected {tuple(mvn.mean.shape)} or broadcastable."
-            ) from None
-        covariance = mvn.lazy_covariance_matrix
-        return MultivariateNormal(mvn.mean, covariance.add_diagonal(variances))
+        return variances
 
     # -- conditioning ---------------------------------------------------------------
 
@@ -852,9 +868,10 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         _check_finite(Y.detach(), "Y")
         self.eval()
         X = self.transform_inputs(X)
-        if hasattr(self, "outcome_transform"):
-            Y, _ = self.outcome_transform(Y, X=X)
-        return self._condition(X, Y, noise, add_inducing_points)
+        with self.model._lock:
+            if hasattr(self, "outcome_transform"):
+                Y, _ = self.outcome_transform(Y, X=X)
+            return self._condition(X, Y, noise, add_inducing_points)
 
     def get_fantasy_model(
         self,
@@ -983,10 +1000,8 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 loaded, since the summary is in their units.
             assign: See ``torch.nn.Module.load_state_dict``.
         """
-        with all_or_nothing(self):
-            result = nn.Module.load_state_dict(
-                self, state_dict, strict=strict, assign=assign
-            )
+        load = partial(nn.Module.load_state_dict, self, state_dict, strict, assign)
+        result = all_or_nothing(load, (self,))
         self._newest = None
         self._sync_noise()
         return result
@@ -1083,7 +1098,7 @@ def _blur(core: StreamingGP, summary: PosteriorSummary, landmarks: Tensor) -> Te
     if landmarks.size(-2) == 0 or not bool(summary.shared_noise):
         return summary.noise_scale.new_zeros(())
     kernel, z = core._frozen_modules(summary.g.dtype)[0], summary.inducing_points
-    jitter = settings.jitter.of(z.dtype)
+    jitter = core._jitter(z.dtype)
     K_zz, K_zr, _ = inducing_gram(kernel, z, jitter, landmarks.to(z))
     A = F.solve_lower(F.cholesky(K_zz), K_zr)
     lost = variances(kernel, landmarks.to(z)) - F.squared_norm(A, -2)
@@ -1107,6 +1122,18 @@ def _dense(mvn: MultivariateNormal, always: bool = False) -> MultivariateNormal:
         return mvn
     covariance = to_linear_operator(mvn.lazy_covariance_matrix.to_dense())
     return MultivariateNormal(mvn.mean, covariance)
+
+
+def _with_noise(mvn: MultivariateNormal, variances: Tensor) -> MultivariateNormal:
+    try:
+        variances = variances.expand(mvn.mean.shape)
+    except RuntimeError:
+        raise BotorchTensorDimensionError(
+            f"observation_noise has shape {tuple(variances.shape)} (outputs "
+            f"first); expected {tuple(mvn.mean.shape)} or broadcastable."
+        ) from None
+    covariance = mvn.lazy_covariance_matrix
+    return MultivariateNormal(mvn.mean, covariance.add_diagonal(variances))
 
 
 def _stack_outputs(mvn: MultivariateNormal, chosen: list[int]) -> MultivariateNormal:
@@ -1182,6 +1209,7 @@ def _repeated(core: StreamingGP, batch: torch.Size) -> StreamingGP:
         bool(summary.shared_noise),
         summary.landmarks,
         summary.num_updates,
+        summary.jitter,
     )
     return new
 
@@ -1236,11 +1264,11 @@ def _rescaled_summary(
     dtype, z = past.g.dtype, summary.inducing_points
     kernel, mean, likelihood = core._frozen_modules(dtype)
     past = F.rescale(past, scale.to(dtype), shift.to(dtype), shared)
-    K = inducing_gram(kernel, z, settings.jitter.of(dtype)).K_zz
+    K = inducing_gram(kernel, z, core._jitter(dtype)).K_zz
     s = core._noise_scale(likelihood, past.g, shared)
     L = F.cholesky(K)
-    landmarks, num_updates = summary.landmarks, summary.num_updates
-    new.set(z, past, mean(z), L, s, shared, landmarks, num_updates)
+    kept = (summary.landmarks, summary.num_updates, summary.jitter)
+    new.set(z, past, mean(z), L, s, shared, *kept)
     return new
 
 
@@ -1290,7 +1318,9 @@ def _draw_update_paths(
     in predictions: the weights are :math:`L^{-\top} D^{-1} A e / s`.
     """
     core = model.model
-    z, posterior = core._current_predictor()[2:]
+    predictor = core._current_predictor()
+    z, posterior = predictor.z, predictor.posterior
+    assert posterior is not None  # there are data from the constructor on
     U, g = core.summary.U, core.summary.g
     shared = bool(core.summary.shared_noise)
     s = core._noise_scale(core.likelihood, g, shared).detach().to(g.dtype)
@@ -1320,11 +1350,12 @@ def _draw_posterior_paths(
     update_strategy: Callable,
 ) -> MatheronPath:
     """Paths of the posterior: a path of the prior, and what the data change."""
-    z = model.inducing_points.to(model.model.dtype)
-    prior = prior_sampler(model=model, sample_shape=sample_shape)
-    # The sum of both is what has the units of the outcomes.
-    prior.output_transform = None
-    update = update_strategy(model=model, sample_values=prior.forward(z))
+    with model.model._lock:  # both of one posterior
+        z = model.inducing_points.to(model.model.dtype)
+        prior = prior_sampler(model=model, sample_shape=sample_shape)
+        # The sum of both is what has the units of the outcomes.
+        prior.output_transform = None
+        update = update_strategy(model=model, sample_values=prior.forward(z))
     return MatheronPath(
         prior_paths=prior,
         update_paths=update,

@@ -65,6 +65,7 @@ from torch_ssgp.exceptions import (
     StreamingGPWarning,
 )
 from torch_ssgp.functional import matvec, solve_lower, squared_norm
+from torch_ssgp.rollback import all_or_nothing
 
 # A whitened variance below this is taken as this: a standard deviation of 1e-6 of the
 # prior's, the least that float64 algebra can still tell from certainty.
@@ -519,23 +520,26 @@ class StreamingVariationalStrategy(VariationalStrategy):
             parameters = self._predicted_parameters(z_b, z_c, L, mean, root)
             _check_finite(*parameters.values())
 
-        # From here on nothing fails.
-        self.old_inducing_points = z_b.clone()
-        self.old_U, self.old_g = past.U.contiguous(), past.g
-        self.old_log_evidence = past.log_evidence
-        self.variational_params_initialized.fill_(1)
-        if z_c is not None:
-            if isinstance(self.inducing_points, nn.Parameter):
-                replace_parameter(self, "inducing_points", z_c, optimizers)
-            else:
-                self.inducing_points = z_c.clone()
-            q = self._variational_distribution
-            for name, value in parameters.items():
-                replace_parameter(q, name, value, optimizers)
-            q.num_inducing_points = z_c.size(-2)
-        self._clear_cache()
-
         information = 0.5 * torch.log1p(squared_norm(past.U @ L, -1)).sum(-1)
+        optimizers, q = _as_tuple(optimizer), self._variational_distribution
+
+        @torch.no_grad()
+        def change() -> None:
+            self.old_inducing_points = z_b.clone()
+            self.old_U, self.old_g = past.U.contiguous(), past.g
+            self.old_log_evidence = past.log_evidence
+            self.variational_params_initialized.fill_(1)
+            if z_c is not None:
+                if isinstance(self.inducing_points, nn.Parameter):
+                    replace_parameter(self, "inducing_points", z_c, optimizers)
+                else:
+                    self.inducing_points = z_c.clone()
+                for name, value in parameters.items():
+                    replace_parameter(q, name, value, optimizers)
+                q.num_inducing_points = z_c.size(-2)
+            self._clear_cache()
+
+        all_or_nothing(change, [self], optimizers)
         return AbsorbResult(past.num_clipped, information)
 
     def _check_inducing_points(self, z_c: Tensor | None) -> Tensor | None:

@@ -1,0 +1,793 @@
+"""An update happens or it does not: faults, fallbacks, readers in other threads."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from contextlib import contextmanager
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood, StudentTLikelihood
+from gpytorch.variational import CholeskyVariationalDistribution
+from linear_operator.utils.errors import NotPSDError
+
+from torch_ssgp import StreamingGP, StreamingVariationalStrategy, settings
+from torch_ssgp.exceptions import FactorizationError, NumericalWarning
+from torch_ssgp.fit import CHECK_EVERY, StreamingObjective
+from torch_ssgp.prediction import Predictor
+from torch_ssgp.sites import SiteObjective
+from torch_ssgp.surrogates import SingleTaskStreamingGP
+
+
+class Fault(Exception):
+    """What the tests throw."""
+
+
+FAULTS = (Fault, KeyboardInterrupt)
+
+
+def series(n=40, start=0.0, batch_shape=()):
+    x = torch.linspace(start, start + 4, n, dtype=torch.float64).unsqueeze(-1)
+    return x, torch.sin(2 * x[:, 0]).expand(*batch_shape, n).contiguous()
+
+
+def regression(kernel=None, **options):
+    kernel = ScaleKernel(RBFKernel()) if kernel is None else kernel
+    return StreamingGP(kernel, num_inducing=8, **options).double()
+
+
+def classification():
+    return regression(likelihood=BernoulliLikelihood())
+
+
+def labels(y):
+    return (y > 0).to(y.dtype)
+
+
+def streaming(kind):
+    """A model that has seen a batch, and how it takes the next one."""
+    model = regression() if kind == "regression" else classification()
+    target = (lambda y: y) if kind == "regression" else labels
+    (x, y), (x_new, y_new) = series(20), series(20, start=3.0)
+    model.update(x, target(y), num_steps=3)
+    model(x)  # fills the caches
+    model.likelihood.eval()
+    next(model.covar_module.parameters()).requires_grad_(False)
+
+    def update(model, **options):
+        options = {"num_steps": 20, **options}
+        return model.update(x_new, target(y_new), **options)
+
+    return model, update
+
+
+def surrogate(*_):
+    x, y = series(16)
+    model = SingleTaskStreamingGP(x[:8] / 4, 3 * y[:8, None], num_inducing=6)
+    model.fit(num_steps=3)
+    model.posterior(x)
+
+    def update(model, **options):
+        options = {"num_steps": 3, "restandardize": True, **options}
+        return model.update(x[8:] / 4, 3 * y[8:, None], **options)
+
+    return model, update
+
+
+def variational(optimizer=torch.optim.Adam):
+    class Model(gpytorch.models.ApproximateGP):
+        def __init__(self, z):
+            q = CholeskyVariationalDistribution(len(z))
+            super().__init__(StreamingVariationalStrategy(self, z, q))
+            self.mean_module = gpytorch.means.ConstantMean()
+            self.covar_module = RBFKernel()
+
+        def forward(self, x):
+            return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    torch.manual_seed(0)  # GPyTorch starts q at random
+    x, y = series(20)
+    model = Model(x[::4]).double()
+    likelihood = StudentTLikelihood().double()
+    mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
+    model.optimizer = optimizer(model.parameters(), lr=0.05)
+
+    def step(model):
+        def closure():
+            model.optimizer.zero_grad()
+            loss = -mll(model(x), y)
+            loss.backward()
+            return loss.detach()
+
+        return model.optimizer.step(closure)
+
+    for _ in range(3):
+        step(model)
+
+    def update(model):
+        strategy = model.variational_strategy
+        z = torch.cat([strategy.inducing_points.detach(), x[1:3]])
+        strategy.absorb(z, optimizer=model.optimizer)
+
+    return model, update
+
+
+def state_of(model):
+    """Everything a fault must leave as it was, as bytes and object identities."""
+    state = {"rng": torch.get_rng_state().numpy().tobytes()}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        state[name] = (
+            tensor.detach().numpy().tobytes(),
+            tensor.shape,
+            tensor.requires_grad,
+            None if tensor.grad is None else tensor.grad.numpy().tobytes(),
+            id(tensor) if is_parameter else None,
+        )
+    for name, module in model.named_modules():
+        hidden = ("_predictor", "_frozen", "_newest")
+        caches = [id(getattr(module, attribute, None)) for attribute in hidden]
+        state[f"module {name}"] = (id(module), module.training, *caches)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        state["optimizer"] = [
+            [id(p) for p in group["params"]] for group in optimizer.param_groups
+        ]
+        state["moments"] = {id(p): id(m) for p, m in optimizer.state.items()}
+    return state
+
+
+def assert_twins(model, twin):
+    """Two models with the same bits."""
+    theirs = dict(twin.named_parameters()) | dict(twin.named_buffers())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@contextmanager
+def fault_at_line(k, error, functions):
+    """Raise before the k-th line that the named functions of the package run."""
+    left = k
+
+    def trace(frame, event, _):
+        nonlocal left
+        code = frame.f_code
+        if "torch_ssgp" not in code.co_filename:
+            return None
+        if functions and code.co_qualname not in functions:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise error
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+SWAPS = (
+    "all_or_nothing",
+    "_Snapshot.__init__",
+    "StreamingGP._commit.<locals>.change",
+    "PosteriorSummary.set",
+    "SingleTaskStreamingGP._become.<locals>.change",
+    "SingleTaskStreamingGP._sync_noise",
+    "StreamingVariationalStrategy.absorb.<locals>.change",
+    "replace_parameter",
+    "_forget",
+)
+
+
+# -- faults --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "swap"),
+    [
+        (lambda: streaming("regression"), (StreamingGP, "_commit")),
+        (lambda: streaming("classification"), (StreamingGP, "_commit")),
+        (surrogate, (SingleTaskStreamingGP, "_become")),
+        (variational, (StreamingVariationalStrategy, "absorb")),
+        (
+            lambda: variational(torch.optim.LBFGS),
+            (StreamingVariationalStrategy, "absorb"),
+        ),
+    ],
+    ids=["regression", "classification", "surrogate", "variational", "lbfgs"],
+)
+def test_a_fault_at_any_line_of_the_swap_leaves_all_as_it_was(make, swap, monkeypatch):
+    model, update = make()
+    twin, _ = make()
+    before = state_of(model)
+    calls = []
+    with monkeypatch.context() as patch:  # an update up to its last call
+        patch.setattr(*swap, lambda *args, **options: calls.append((args, options)))
+        update(model)
+    (args, options) = calls[0]
+    for k in itertools.count(1):
+        error = FAULTS[k % 2]
+        try:
+            with fault_at_line(k, error, SWAPS):
+                getattr(*swap)(*args, **options)
+        except error:
+            assert state_of(model) == before, f"line {k}"
+        else:
+            break
+    assert k > 15
+    update(twin)
+    assert_twins(model, twin)
+    update(model)
+    update(twin)
+    assert_twins(model, twin)
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_a_fault_in_any_evaluation_leaves_all_as_it_was(kind, monkeypatch):
+    model, update = streaming(kind)
+    twin = streaming(kind)[0]
+    before = state_of(model)
+    objective = StreamingObjective if kind == "regression" else SiteObjective
+    original = objective.total
+    for k in itertools.count(1):
+        calls = itertools.count(1)
+        error = FAULTS[k % 2]
+
+        def total(self, calls=calls, k=k, error=error):
+            if next(calls) == k:
+                raise error
+            return original(self)
+
+        monkeypatch.setattr(objective, "total", total)
+        try:
+            update(model)
+        except error:
+            assert state_of(model) == before, f"evaluation {k}"
+        else:
+            break
+    assert k > 20
+    monkeypatch.undo()
+    update(twin)
+    assert_twins(model, twin)
+
+
+@pytest.mark.parametrize("stage", ["_objective", "_choose", "_absorb", "_commit"])
+@pytest.mark.parametrize("error", FAULTS)
+def test_a_fault_before_or_after_the_inner_loop_leaves_all_as_it_was(
+    stage, error, monkeypatch
+):
+    model, update = streaming("regression")
+    twin = streaming("regression")[0]
+    before = state_of(model)
+
+    def fail(*_, **__):
+        torch.rand(1)  # as a policy might that draws its points
+        raise error
+
+    monkeypatch.setattr(StreamingGP, stage, fail)
+    with pytest.raises(error):
+        update(model)
+    assert state_of(model) == before
+    monkeypatch.undo()
+    update(model)
+    update(twin)
+    assert_twins(model, twin)
+
+
+@pytest.mark.parametrize("likelihood", [None, BernoulliLikelihood])
+def test_a_fault_in_the_first_initialization_leaves_all_as_it_was(
+    likelihood, monkeypatch
+):
+    x, y = series()
+    model = regression(likelihood=likelihood and likelihood())
+    before = state_of(model)
+    for name in ("initialize_from_data", "initialize_sites"):
+        monkeypatch.setattr(f"torch_ssgp.models.{name}", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.update(x, labels(y))
+    # The frozen copies are a cache that any call may fill.
+    after = state_of(model)
+    assert {k: v for k, v in after.items() if k != "module "} == {
+        k: v for k, v in before.items() if k != "module "
+    }
+
+
+@pytest.mark.parametrize("make", [lambda: streaming("classification"), surrogate])
+def test_a_fault_at_any_line_leaves_the_old_model_or_the_new_one(make):
+    model, update = make()
+    twin, _ = make()
+    update(twin, num_steps=1)
+    before = state_of(model)
+    stride, k = 499, 1
+    while True:
+        error = FAULTS[k % 2]
+        try:
+            with fault_at_line(k, error, ()):
+                update(model, num_steps=1)
+        except error:
+            after = state_of(model)
+            if after != before:  # the fault came after the swap
+                break
+        else:
+            break
+        k += stride
+    assert k > 5 * stride
+    assert_twins(model, twin)
+
+
+def test_an_error_of_the_callback_is_not_a_reason_to_fall_back():
+    model, update = streaming("regression")
+    before = state_of(model)
+    errors = (torch.linalg.LinAlgError, NotPSDError, ValueError, FactorizationError)
+    for error in (*errors, Fault):
+
+        def callback(step, bound, error=error):
+            if step == 3:
+                raise error
+
+        for optimizer in ("adam", "lbfgs"):
+            with pytest.raises(error):
+                update(model, callback=callback, optimizer=optimizer)
+            assert state_of(model) == before
+
+
+# -- the ladder ----------------------------------------------------------------------
+
+
+class Limited(RBFKernel):
+    """Has no values, or raises, from a lengthscale on."""
+
+    def __init__(self, limit, error=None, **options):
+        super().__init__(**options)
+        self.limit, self.error = limit, error
+
+    def forward(self, x1, x2, diag=False, **params):
+        K = super().forward(x1, x2, diag=diag, **params)
+        beyond = self.lengthscale.squeeze(-1) > self.limit
+        if self.error is not None and bool(beyond.any()):
+            raise self.error
+        return torch.where(beyond if diag else beyond.unsqueeze(-1), torch.nan, K)
+
+
+class PoisonGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.full_like(grad, torch.nan)
+
+
+class NoGradient(RBFKernel):
+    """Finite, with a gradient that is not."""
+
+    def forward(self, x1, x2, diag=False, **params):
+        K = super().forward(x1, x2, diag=diag, **params)
+        return PoisonGradient.apply(K)
+
+
+class Indefinite(RBFKernel):
+    """Positive definite only with a jitter above ``lack``."""
+
+    def __init__(self, lack=1e-5, **options):
+        super().__init__(**options)
+        self.lack = lack
+
+    def forward(self, x1, x2, diag=False, **params):
+        K = super().forward(x1, x2, diag=diag, **params)
+        return K * (1 - self.lack) if diag else K
+
+
+class Only(RBFKernel):
+    """Has values at one lengthscale alone."""
+
+    def forward(self, x1, x2, diag=False, **params):
+        K = super().forward(x1, x2, diag=diag, **params)
+        return torch.where(self.lengthscale.mean() == 0.5, K, torch.nan)
+
+
+def assert_finite(model, x, result):
+    for value in (result.bound, result.increment, result.bound_trace):
+        assert torch.isfinite(value).all()
+    assert torch.isfinite(result.projection_loss).all()
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert all(torch.isfinite(b).all() for b in model.summary.buffers())
+    latent = model(x)
+    assert torch.isfinite(latent.mean).all() and (latent.variance > -1e-3).all()
+
+
+def limited(limit=0.55, batch_shape=(), **options):
+    shape = torch.Size(batch_shape)
+    kernel = Limited(limit, batch_shape=shape, **options)
+    kernel.lengthscale = 0.5
+    return regression(ScaleKernel(kernel, batch_shape=shape), batch_shape=shape)
+
+
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+@pytest.mark.parametrize("error", [None, NotPSDError("not PSD")])
+def test_a_loop_that_leaves_the_finite_ends_at_its_last_good_iterate(
+    error, batch_shape
+):
+    model = limited(error=error, batch_shape=batch_shape)
+    x, y = series(batch_shape=batch_shape)
+    with pytest.warns(NumericalWarning, match="Lower lr") as caught:
+        result = model.update(x, y, num_steps=100)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert result.status == "last_iterate" and not result.converged
+    assert 1 < result.num_steps < 30
+    lengthscale = model.covar_module.base_kernel.lengthscale
+    assert (0.5 <= lengthscale).all() and (lengthscale <= 0.55).all()
+    assert_finite(model, x, result)
+    x, y = series(start=2.0, batch_shape=batch_shape)
+    assert_finite(model, x, model.update(x, y, num_steps=0))
+
+
+def test_a_line_search_turns_back_where_there_is_no_value():
+    model = limited()
+    x, y = series()
+    result = model.update(x, y, num_steps=30, optimizer="lbfgs")
+    assert result.status == "ok"
+    assert 0.5 < model.covar_module.base_kernel.lengthscale.item() <= 0.55
+    assert_finite(model, x, result)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+@pytest.mark.parametrize("likelihood", [None, BernoulliLikelihood])
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+def test_a_gradient_that_is_not_finite_ends_the_loop_at_once(
+    optimizer, likelihood, batch_shape
+):
+    x, y = series(batch_shape=batch_shape)
+    model = regression(
+        ScaleKernel(NoGradient()),
+        likelihood=likelihood and likelihood(),
+        batch_shape=torch.Size(batch_shape),
+    )
+    calls = []
+    with pytest.warns(NumericalWarning, match="gradient") as caught:
+        result = model.update(
+            x,
+            labels(y),
+            optimizer=optimizer,
+            callback=lambda *a: calls.append(a),
+        )
+    assert len(caught) == 1
+    assert result.status == "last_iterate"
+    assert len(calls) <= CHECK_EVERY
+    assert_finite(model, x, result)
+
+
+def test_an_indefinite_kernel_raises_the_jitter_and_keeps_it():
+    model = regression(ScaleKernel(Indefinite()))
+    model.covar_module.base_kernel.lengthscale = 2.0
+    x, y = series()
+    with pytest.warns(NumericalWarning, match="jitter") as caught:
+        result = model.update(x, y, num_steps=5, inducing_points=x[::4])
+    assert len(caught) == 1
+    assert result.status == "jitter" and result.num_steps == 5
+    assert model.summary.jitter.item() == 1e-4
+    assert_finite(model, x, result)
+    # From now on it is there: predictions, later updates, copies, loaded states.
+    loaded = regression(ScaleKernel(Indefinite()))
+    loaded.load_state_dict(model.state_dict())
+    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(x).mean, model(x).mean)
+    assert_finite(model, x, result)
+    result = model.update(*series(start=1.0), num_steps=5, inducing_points=x[::4])
+    assert result.status == "ok" and model.summary.jitter.item() == 1e-4
+    assert_finite(model, x, result)
+    fantasy = model.condition_on_observations(x[:2], y[:2])
+    assert fantasy.summary.jitter.item() == 1e-4
+    assert torch.isfinite(fantasy(x).variance).all()
+
+
+@pytest.mark.parametrize("likelihood", [None, BernoulliLikelihood])
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_the_closed_form_raises_the_jitter_too(likelihood, num_steps):
+    shape = torch.Size([2])
+    model = regression(
+        ScaleKernel(Indefinite()),
+        likelihood=likelihood and likelihood(),
+        batch_shape=shape,
+    )
+    model.covar_module.base_kernel.lengthscale = 2.0
+    x, y = series(batch_shape=(2,))
+    with pytest.warns(NumericalWarning, match="jitter"):
+        result = model.update(x, labels(y), num_steps=num_steps, inducing_points=x[::4])
+    assert result.status == "jitter" and result.bound.shape == (2,)
+    assert_finite(model, x, result)
+
+
+def test_updates_with_a_raised_jitter_lose_nothing():
+    x, y = series(60)
+    models = [regression(ScaleKernel(Indefinite())) for _ in range(2)]
+    for model, parts in zip(models, (1, 6), strict=True):
+        model.covar_module.base_kernel.lengthscale = 2.0
+        with pytest.warns(NumericalWarning):
+            for rows in torch.arange(60).chunk(parts):
+                model.update(x[rows], y[rows], num_steps=0, inducing_points=x[::8])
+    a, b = models
+    torch.testing.assert_close(a.summary.log_evidence, b.summary.log_evidence)
+    torch.testing.assert_close(a(x).mean, b(x).mean)
+
+
+def test_the_closed_form_takes_over_where_learning_has_nowhere_to_start():
+    # The first batch sets the lengthscale, and there the kernel has no values.
+    # GPyTorch's default is the middle of the interval.
+    x, y = series()
+    interval = gpytorch.constraints.Interval(0.0, 1.0)
+    model = regression(ScaleKernel(Only(lengthscale_constraint=interval)))
+    assert model.covar_module.base_kernel.lengthscale.item() == 0.5
+    with pytest.warns(NumericalWarning, match="old hyperparameters") as caught:
+        result = model.update(x, y, num_steps=5)
+    assert len(caught) == 1
+    assert result.status == "closed_form" and result.num_steps == 0
+    assert model.covar_module.base_kernel.lengthscale.item() == 0.5
+    assert_finite(model, x, result)
+
+
+@pytest.mark.parametrize("num_steps", [0, 5])
+@pytest.mark.parametrize("likelihood", [None, BernoulliLikelihood])
+@pytest.mark.parametrize("error", [None, torch.linalg.LinAlgError("svd")])
+def test_where_nothing_helps_the_model_is_unchanged(likelihood, num_steps, error):
+    model = regression(likelihood=likelihood and likelihood())
+    x, y = series()
+    model.update(x, labels(y), num_steps=1)
+    kernel = model.covar_module.base_kernel = Limited(1e-3, error=error).double()
+    kernel.lengthscale = 0.5
+    before = state_of(model)
+    with pytest.raises(FactorizationError, match="model is unchanged"):
+        model.update(x, labels(y), num_steps=num_steps)
+    after = state_of(model)
+    before.pop("module "), after.pop("module ")  # the frozen copies were made again
+    assert after == before
+    with pytest.raises(FactorizationError):
+        model(x)
+    model.covar_module.base_kernel = RBFKernel().double()
+    assert_finite(model, x, model.update(x, labels(y), num_steps=1))
+
+
+class Overflowing(StudentTLikelihood):
+    """A likelihood without values from a noise on, or far from the targets."""
+
+    def forward(self, function_samples, *args, **kwargs):
+        given_f = super().forward(function_samples, *args, **kwargs)
+        original, limit = given_f.log_prob, self.noise.detach() * 0 + 0.05
+
+        def log_prob(value):
+            density = original(value)
+            return torch.where(self.noise < limit, torch.nan, density)
+
+        given_f.log_prob = log_prob
+        return given_f
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_a_likelihood_may_lose_its_values(optimizer):
+    model = regression(likelihood=Overflowing())
+    model.likelihood.noise = 0.06  # the data have none, so learning leads below
+    x, y = series()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = model.update(x, y, num_steps=60, optimizer=optimizer)
+    assert len(caught) == (result.status != "ok")
+    if optimizer == "adam":
+        assert result.status == "last_iterate"
+    assert model.likelihood.noise.item() >= 0.05
+    assert_finite(model, x, result)
+
+
+def test_a_warning_that_is_an_error_leaves_all_as_it_was():
+    model = limited()
+    x, y = series()
+    before = state_of(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(NumericalWarning):
+            model.update(x, y)
+    after = state_of(model)
+    before.pop("module "), after.pop("module ")
+    assert after == before
+
+
+def test_the_inner_loop_waits_for_no_device_between_two_checks(monkeypatch):
+    looks, look = [], torch.Tensor.__bool__
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda t: looks.append(1) or look(t))
+    waits = []
+    for num_steps in (2, 9):
+        model, update = streaming("regression")
+        looks.clear()
+        update(model, num_steps=num_steps)
+        waits.append(len(looks))
+    assert waits[0] == waits[1] > 0
+
+
+# -- readers and writers -------------------------------------------------------------
+
+
+def moments(distribution):
+    values = (distribution.mean, distribution.variance)
+    return b"".join(v.detach().numpy().tobytes() for v in values)
+
+
+def in_threads(*functions):
+    errors = []
+
+    def guarded(function):
+        torch.set_num_threads(1)
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # no thread keeps the others waiting, and they mix
+    threads = [threading.Thread(target=guarded, args=(f,)) for f in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+    assert not errors, errors
+
+
+def test_readers_see_one_of_the_posteriors_and_never_a_mixture():
+    model = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=5).double()
+    x = torch.linspace(0, 6, 5, dtype=torch.float64).unsqueeze(-1)
+    targets, latents, means = [], [], []
+
+    def record():
+        targets.append(moments(model.predict(x)))
+        latents.append(moments(model(x)))
+        means.append(model.summary.mean.numpy().tobytes())
+
+    done = threading.Event()
+    seen = {"targets": Counter(), "latents": Counter(), "means": Counter()}
+
+    def write():
+        try:
+            record()
+            for i in range(200):
+                z = 6 * torch.rand(4, 1, dtype=torch.float64)
+                y = torch.sin(z[:, 0]) * (1 + i / 50)
+                model.update(z, y, num_steps=int(i % 20 == 0))
+                record()
+        finally:
+            done.set()
+
+    def read():
+        while not done.is_set():
+            seen["targets"][moments(model.predict(x))] += 1
+            seen["latents"][moments(model(x))] += 1
+            seen["means"][model.summary.mean.numpy().tobytes()] += 1
+            time.sleep(3e-2)  # so that the writer gets its turn
+
+    in_threads(write, read, read, read, read)
+    assert len(set(targets)) == 201
+    assert set(seen["targets"]) <= set(targets)
+    assert set(seen["latents"]) <= set(latents)
+    assert set(seen["means"]) <= set(means)
+    assert len(seen["targets"]) > 50
+    assert gpytorch.settings.lazily_evaluate_kernels.on()
+
+
+def test_the_noise_of_a_prediction_is_that_of_its_posterior(monkeypatch):
+    model, update = streaming("regression")
+    x, _ = series()
+    before, noise = model.predict(x), model.likelihood.noise.item()
+    original = Predictor.__call__
+
+    def interrupted(self, x):  # an update comes between posterior and likelihood
+        latent = original(self, x)
+        monkeypatch.undo()
+        update(model)
+        return latent
+
+    monkeypatch.setattr(Predictor, "__call__", interrupted)
+    between = model.predict(x)
+    assert model.likelihood.noise.item() != noise
+    assert moments(between) == moments(before) != moments(model.predict(x))
+
+
+def test_readers_of_one_kernel_do_not_disturb_each_other():
+    # GPyTorch takes active_dims away while it evaluates a kernel.
+    kernel = RBFKernel(active_dims=[0]) + ScaleKernel(RBFKernel(active_dims=[1]))
+    model = StreamingGP(kernel, num_inducing=5).double()
+    x = torch.rand(8, 2, dtype=torch.float64)
+    model.update(x, x.sum(-1), num_steps=0)
+    expected = model(x).covariance_matrix
+    wrong = []
+
+    def read():
+        for _ in range(50):
+            posterior = model(x)
+            if not torch.equal(posterior.covariance_matrix, expected):
+                wrong.append(posterior)
+            posterior.variance  # noqa: B018
+
+    in_threads(read, read, read, read)
+    assert not wrong and gpytorch.settings.lazily_evaluate_kernels.on()
+
+
+def test_two_writers_lose_no_data():
+    x, y = series(80)
+    z = x[::10]
+    model, whole = regression(), regression()
+    whole.update(x, y, num_steps=0, inducing_points=z)
+
+    def write(rows):
+        for part in rows.chunk(10):
+            model.update(x[part], y[part], num_steps=0, inducing_points=z)
+
+    in_threads(*(lambda rows=rows: write(rows) for rows in torch.arange(80).chunk(4)))
+    assert model.summary.num_data == 80
+    torch.testing.assert_close(model.summary.log_evidence, whole.summary.log_evidence)
+
+
+def test_readers_of_a_surrogate_see_outcomes_in_one_unit():
+    x, y = series(60)
+    model = SingleTaskStreamingGP(x[:10] / 4, y[:10, None], num_inducing=6)
+    known, seen, done = [], Counter(), threading.Event()
+
+    def look():
+        return moments(model.posterior(x[::20] / 4, observation_noise=True))
+
+    def write():
+        try:
+            known.append(look())
+            for i in range(10, 60, 2):
+                scale = 10.0 ** (i % 3)  # so that the units change
+                rows = slice(i, i + 2)
+                model.update(
+                    x[rows] / 4, scale * y[rows, None], num_steps=0, restandardize=True
+                )
+                known.append(look())
+        finally:
+            done.set()
+
+    def read():
+        while not done.is_set():
+            seen[look()] += 1
+            time.sleep(1e-3)
+
+    in_threads(write, read, read)
+    assert len(set(known)) == 26 and set(seen) <= set(known)
+
+
+def test_the_summary_keeps_its_identity_and_a_copy_of_it_its_contents():
+    model, update = streaming("regression")
+    summary, snapshot = model.summary, copy.copy(model.summary)
+    mean = summary.mean
+    update(model)
+    assert model.summary is summary
+    assert torch.equal(snapshot.mean, mean) and not torch.equal(summary.mean, mean)
+    model, update = surrogate()
+    summary = model.model.summary
+    update(model)
+    assert model.model.summary is summary
+
+
+def test_a_prediction_that_cannot_be_factored_is_an_error():
+    model, _ = streaming("regression")
+    x, _ = series()
+    model.covar_module.base_kernel = Indefinite(lack=0.5).double()
+    with pytest.raises(FactorizationError, match="jitter"):
+        model(x)
+    with settings.jitter(10.0):
+        assert torch.isfinite(model(x).mean).all()

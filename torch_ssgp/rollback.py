@@ -1,0 +1,102 @@
+"""Change modules all at once, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Result = TypeVar("Result")
+
+
+def all_or_nothing(
+    change: Callable[[], Result],
+    modules: Iterable[nn.Module],
+    optimizers: Iterable[Optimizer] = (),
+) -> Result:
+    """Change modules; if anything raises on the way, also Ctrl-C, put all back.
+
+    Parameters keep their identity, since optimisers hold them: they have to be changed
+    one after the other, and something may come between.
+
+    Args:
+        change: What is to happen as a whole.
+        modules: What it may change, with all their submodules.
+        optimizers: Optimisers whose memory it may change.
+
+    Returns:
+        What ``change`` returns.
+    """
+    undo = _Snapshot(modules, optimizers)
+    try:
+        return change()
+    except BaseException:
+        undo.restore()
+        raise
+
+
+class _Snapshot:
+    """Attributes, values and gradients of modules, and what optimisers remember."""
+
+    def __init__(
+        self, modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]
+    ) -> None:
+        parts = {part: None for module in modules for part in module.modules()}
+        self.attributes = [(vars(part), _shallow(vars(part))) for part in parts]
+        tensors = {
+            id(tensor): tensor
+            for part in parts
+            for tensor in (*part._parameters.values(), *part._buffers.values())
+            if tensor is not None
+        }
+        self.values = [(t, t.detach().clone(), _grad(t)) for t in tensors.values()]
+        self.optimizers = [
+            (
+                optimizer,
+                dict(optimizer.state),
+                [(group, list(group["params"])) for group in optimizer.param_groups],
+                getattr(optimizer, "_numel_cache", None),
+            )
+            for optimizer in optimizers
+        ]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Make everything what it was; the objects are the same ones."""
+        for now, before in self.attributes:
+            for name in now.keys() - before.keys():
+                del now[name]
+            now.update(before)
+        for tensor, value, grad in self.values:
+            if tensor.shape == value.shape:
+                # Not where a graph needs the tensor as it is, and it is.
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+            else:
+                old = nn.Parameter(value, requires_grad=tensor.requires_grad)
+                torch.utils.swap_tensors(tensor, old)
+            if _grad(tensor) is not grad:
+                tensor.grad = grad
+        for optimizer, state, groups, numel in self.optimizers:
+            optimizer.state.clear()
+            optimizer.state.update(state)
+            for group, parameters in groups:
+                group["params"] = parameters
+            if hasattr(optimizer, "_numel_cache"):
+                optimizer._numel_cache = numel
+
+
+def _shallow(attributes: dict[str, Any]) -> dict[str, Any]:
+    """A copy that does not see entries replaced in parameters and buffers."""
+    tables = ("_parameters", "_buffers", "_modules")
+    return {
+        name: value.copy() if name in tables else value
+        for name, value in attributes.items()
+    }
+
+
+def _grad(tensor: Tensor) -> Tensor | None:
+    return tensor.grad if tensor.is_leaf else None
