@@ -189,8 +189,14 @@ class PosteriorSummary(nn.Module):
             root * past.U, root * past.g, forget * past.rho, forget * past.n
         )
 
+    def __copy__(self) -> PosteriorSummary:
+        """The same buffers, which stay when those of this one are replaced."""
+        new = type(self).__new__(type(self))
+        new.__dict__ = {**self.__dict__, "_buffers": dict(self._buffers)}
+        return new
+
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold values: a fantasy's graph can be neither."""
+        """Deep copies and pickles hold values: a fantasy's graph can be neither."""
         buffers = {name: buffer.detach() for name, buffer in self.named_buffers()}
         return {**self.__dict__, "_buffers": buffers}
 

@@ -787,8 +787,8 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             predictor = self.model._current_predictor()
             variances = self._noise_variances(observation_noise)
             transform = copy(getattr(self, "outcome_transform", None))
-        x = self.model._check_x(X.unsqueeze(-3) if self._num_outputs > 1 else X)
-        mvn = predictor(x)
+        x = X.unsqueeze(-3) if self._num_outputs > 1 else X
+        mvn = predictor(self.model._check_inputs(x, "x", self.model.batch_shape))
         mvn = _dense(mvn, always=self._num_outputs > 1)
         if variances is not None:
             mvn = _with_noise(mvn, variances)
