@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torch_ssgp.exceptions import ArgumentError, Breakdown
 from torch_ssgp.functional import PseudoObservations, matvec
-from torch_ssgp.modules import inducing_gram
+from torch_ssgp.modules import inducing_gram, variances
 from torch_ssgp.validation import check_positive_int
 
 # While there is room, a new point comes before an old one if it serves so many times
@@ -163,13 +163,14 @@ class GreedyPolicy(InducingPolicy):
         return self.rank(candidates).points
 
     def rank(
-        self, candidates: Candidates, enough: float | None = None, at_least: int = 1
+        self, candidates: Candidates, enough: Tensor | None = None, at_least: int = 1
     ) -> Ranking:
         """Candidates in order of choice, at most ``num_inducing``.
 
         Args:
             candidates: Where points may lie.
-            enough: Loss in nats below which no further points are needed.
+            enough: ``(*batch,)``, loss in nats below which no further points are
+                needed.
             at_least: Number of points to take in any case.
 
         Returns:
@@ -298,7 +299,8 @@ class AdaptiveBudget(InducingPolicy):
     and shrinks when the kernel grows smoother.
 
     Args:
-        tolerance: Nats per new datum that an update may lose.
+        tolerance: Nats per new datum that an update may lose; where data say less than
+            a nat each, this fraction of what they say.
         min_inducing: Smallest number of points, if there are so many to tell apart.
         max_inducing: Largest number; by default ``num_inducing`` of the model.
         policy: The order in which points are taken; ``GreedyInformation`` by default.
@@ -325,16 +327,22 @@ class AdaptiveBudget(InducingPolicy):
     def __call__(self, candidates: Candidates) -> Tensor:
         """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
         candidates = candidates._replace(num_inducing=self._most(candidates))
-        enough = self.tolerance * candidates.x.size(-2)
+        enough = self._enough(candidates)
         points, loss = self.policy.rank(candidates, enough, self.min_inducing)
-        count = int((loss > enough).sum(-1).max()) + 1
+        count = int((loss > enough.unsqueeze(-1)).sum(-1).max()) + 1
         return points[..., : max(count, self.min_inducing), :]
 
     def revise(self, candidates: Candidates, z: Tensor, loss: Tensor) -> Tensor:
         """Choose again if more is lost than allowed and there is room."""
-        enough = self.tolerance * candidates.x.size(-2)
+        enough = self._enough(candidates)
         has_room = z.size(-2) < self._most(candidates)
         return self(candidates) if has_room and bool((loss > enough).any()) else z
+
+    def _enough(self, candidates: Candidates) -> Tensor:
+        """Nats that may be lost, ``(*batch,)``."""
+        k_ff = variances(candidates.kernel, candidates.x)
+        nats = (candidates.weight * k_ff).sum(-1) / (2 * candidates.s)
+        return self.tolerance * nats.clamp_max(candidates.x.size(-2))
 
     def _most(self, candidates: Candidates) -> int:
         return self.max_inducing or candidates.num_inducing

@@ -79,9 +79,10 @@ class MultiOutputGP(nn.Module):
         num_steps: int = 100,
         lr: float | None = None,
         optimizer: str = "adam",
-        learn_hyperparameters: bool = True,
+        learn_hyperparameters: bool | int = True,
         learn_inducing_points: bool = True,
         inducing_points: Tensor | None = None,
+        trust_region: float | None = None,
         forget: float = 1.0,
         progress: bool = False,
         callback: Callback | None = None,
@@ -95,9 +96,11 @@ class MultiOutputGP(nn.Module):
             num_steps: Budget of the inner loop; 0 for the closed form alone.
             lr: Learning rate.
             optimizer: ``"adam"`` or ``"lbfgs"``.
-            learn_hyperparameters: Whether the inner loop moves hyperparameters.
+            learn_hyperparameters: Whether, or at every which update, the inner loop
+                moves hyperparameters.
             learn_inducing_points: Whether it moves inducing points.
             inducing_points: ``(m, d)`` or one set per output, ``(*batch, q, m, d)``.
+            trust_region: Width of the region log-hyperparameters do not leave lightly.
             forget: Power of the past's likelihood, in (0, 1].
             progress: Show a progress bar.
             callback: Called as ``callback(step, bound)`` in the inner loop.
@@ -115,6 +118,7 @@ class MultiOutputGP(nn.Module):
             learn_hyperparameters=learn_hyperparameters,
             learn_inducing_points=learn_inducing_points,
             inducing_points=inducing_points,
+            trust_region=trust_region,
             forget=forget,
             progress=progress,
             callback=callback,

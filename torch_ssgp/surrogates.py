@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch_ssgp import functional as F
 from torch_ssgp.exceptions import FactorizationError, MissingDependencyError
 from torch_ssgp.fit import Callback, UpdateResult
-from torch_ssgp.inducing import InducingPolicy
+from torch_ssgp.inducing import GreedyInformation, InducingPolicy
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.modules import inducing_gram, variances
 from torch_ssgp.rollback import all_or_nothing
@@ -165,7 +165,8 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             ``train_Y``, then frozen; see :meth:`restandardize`.
         input_transform: Learned from ``train_X``, then frozen: give ``Normalize`` its
             ``bounds`` if later inputs lie outside those of ``train_X``.
-        inducing_policy: Chooses inducing points; see :class:`~torch_ssgp.StreamingGP`.
+        inducing_policy: Chooses inducing points; ``GreedyInformation`` by default,
+            so that the model is exact as long as ``num_inducing`` suffices.
         alpha: 0 for the variational bound, up to 1 for Power-EP.
         share_noise: Whether one noise is learned from all data ever seen.
 
@@ -250,7 +251,8 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             likelihood,
             mean_module or ConstantMean(batch_shape=aug_batch_shape),
             num_inducing=num_inducing,
-            inducing_policy=inducing_policy,
+            # As long as the budget suffices, the exact model.
+            inducing_policy=inducing_policy or GreedyInformation(),
             alpha=alpha,
             share_noise=share_noise,
             batch_shape=aug_batch_shape,
