@@ -56,7 +56,6 @@ class Case(NamedTuple):
 
 CASES: dict[str, Case] = {
     "pseudo-periodic": Case(lambda *_: streams.pseudo_periodic(), 100, False),
-    "pseudo-periodic M=200": Case(lambda *_: streams.pseudo_periodic(), 200, False),
     "audio M=100": Case(lambda *_: streams.audio(), 100, False),
     "audio M=200": Case(lambda *_: streams.audio(), 200, False),
     "terrain": Case(lambda *_: streams.terrain(), 400, False),
@@ -246,6 +245,19 @@ def ranking(lines: list[Row]) -> list[Row]:
                 }
             )
     return result
+
+
+READING = """Only greedy policies survive streams whose inputs move on: a random swap keeps points
+that nobody needs, and points that are all kept leave none for what is new. Where the
+budget suffices, and also on most streams where it does not, the default ends where
+batch inference ends. Where it falls behind, the budget was used up early (every update
+says so by a `BudgetWarning`). The batch model then gains by moving all inducing points
+with all data at hand. A stream cannot: with its hyperparameters and inducing points,
+batch inference on the audio data ends with the same error as the stream, so what is
+missing is the place of the points, not what was remembered. On the multivariate
+streams that arrive sorted, what was learned from the first slices also stays in the
+noise: their misfit cannot be explained later. More inducing points help in both cases.
+"""
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
 """Speed and accuracy, as ratios and tables.
 
     python scripts/benchmark.py core       cost of an update against its floor
+    python scripts/benchmark.py choice     cost of choosing inducing points
     python scripts/benchmark.py stream     the paper's pseudo-periodic stream
+    python scripts/benchmark.py policies   streams x policies x seeds; takes hours
     python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
     python scripts/benchmark.py report     docs/benchmarks.md from what was written
 
@@ -26,7 +28,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 import streams
-from torch_ssgp import StreamingGP
+from torch_ssgp import (
+    AdaptiveBudget,
+    GreedyInformation,
+    GreedyVariance,
+    InducingPolicy,
+    StreamingGP,
+)
 from torch_ssgp.fit import _Ascent, coordinates
 
 Row = dict[str, Any]
@@ -205,7 +213,40 @@ def bayesopt(repeats: int = 0) -> list[Row]:
     return [row for rows in bench_bayesopt.run().values() for row in rows]
 
 
-COMMANDS = {"core": core, "stream": stream, "bayesopt": bayesopt}
+def choice_row(m: int, n: int, repeats: int) -> Row:
+    """Choosing inducing points, in units of one gradient step; five are allowed."""
+    model, x, y, z = _stream_state(m, n, ())
+    data = model._check_data(x, y, None)
+    objective = model._objective(data, model.summary.pseudo_observations, learn=True)
+    objective.start_at(z, learn=True)
+    ascent = _Ascent(objective, coordinates(objective, True, True), None)
+    optimizer = torch.optim.Adam(ascent.etas)
+
+    def step() -> None:
+        ascent.loss()
+        optimizer.step()
+
+    def choose(policy: InducingPolicy) -> Callable[[], Tensor]:
+        return torch.no_grad()(lambda: policy(model._candidates(objective)))
+
+    policies = (GreedyInformation(), GreedyVariance(), AdaptiveBudget())
+    jobs = {type(policy).__name__: choose(policy) for policy in policies}
+    times = median_times({"step": step, **jobs}, repeats)
+    ratios = {f"{name} / step": times[name] / times["step"] for name in jobs}
+    return {"M": m, "N": n, **ratios}
+
+
+def choice(repeats: int = 15) -> list[Row]:
+    """Cost of choosing inducing points."""
+    return [choice_row(m, n, repeats) for m, n in [(100, 300), (200, 500), (400, 750)]]
+
+
+COMMANDS = {
+    "core": core,
+    "choice": choice,
+    "stream": stream,
+    "bayesopt": bayesopt,
+}
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = """# Benchmarks
 
@@ -231,6 +272,25 @@ series, RMSE is {unit:.3f} times as large and the log-likelihood {shift:+.3f}.
 With 100 inducing points the fastest component of the series cannot be resolved, in
 batch inference neither; the paper's form of the past, which keeps the noise it had,
 does not survive that. With 200 points all is resolved.
+
+## Inducing points
+
+Cost of choosing them, in units of one gradient step of the inner loop:
+
+{choice}
+
+Written by `scripts/bench_policies.py`: what each policy ends with, against batch sparse
+regression of the same size (all training data at once, all inducing points free, 50
+steps of Adam and at most 300 of L-BFGS). `AdaptiveBudget` is the default; the others
+always use their whole budget. All streams:
+
+{ranking}
+
+Stream by stream:
+
+{policies}
+
+{reading}
 
 ## Bayesian optimisation
 
@@ -262,10 +322,15 @@ def report() -> None:
     """Write the page of the docs from the JSON files beside it."""
     tables = {
         name: markdown(json.loads((DOCS / "data" / f"{name}.json").read_text()))
-        for name in ("core", "stream")
+        for name in ("core", "choice", "stream")
     }
     bayesopt = json.loads((DOCS / "data" / "bayesopt.json").read_text())
     tables["bayesopt"] = markdown([row for rows in bayesopt.values() for row in rows])
+    from bench_policies import READING, ranking, table
+
+    lines = table(json.loads((DOCS / "data" / "policies.json").read_text()))
+    tables["policies"], tables["ranking"] = markdown(lines), markdown(ranking(lines))
+    tables["reading"] = READING
     values = streams.pseudo_periodic_values()
     unit = (values[:2000:2].std() / values[:1000].std()).item()
     page = PAGE.format(**tables, unit=unit, shift=-math.log(unit))
@@ -285,14 +350,23 @@ def print_rows(rows: list[Row]) -> None:
 def main() -> None:
     """Run one benchmark, print its table, optionally write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("command", choices=[*COMMANDS, "report"])
+    parser.add_argument("command", choices=[*COMMANDS, "policies", "report"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--data-dir", type=Path, help="policies: where UCI files are")
+    parser.add_argument("--seeds", type=int, default=3, help="policies: repetitions")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.command == "report":
         return report()
+    if arguments.command == "policies":
+        import bench_policies
+
+        out = arguments.json or Path("out/policies.json")
+        done = bench_policies.run(out, arguments.data_dir, arguments.seeds)
+        lines = bench_policies.table(done)
+        return print_rows([*lines, *bench_policies.ranking(lines)])
     rows = COMMANDS[arguments.command](arguments.repeats)
     print_rows(rows)
     if arguments.json:

@@ -8,6 +8,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 
+import streams
 from torch_ssgp import StreamingGP
 
 
@@ -108,3 +109,52 @@ def test_adam_looks_at_the_loss_only_now_and_then(monkeypatch):
     )
     gp.update(x, y, num_steps=45)
     assert len(waits) == 4
+
+
+def log_hyperparameters(gp: StreamingGP) -> torch.Tensor:
+    kernel = gp.covar_module
+    values = (kernel.base_kernel.lengthscale, kernel.outputscale, gp.likelihood.noise)
+    return torch.stack([value.detach().log().squeeze() for value in values])
+
+
+def test_hyperparameters_are_learned_at_every_kth_update_or_not_at_all():
+    gp = model()
+    x, y = data()
+    changed = []
+    for _ in range(5):
+        before = log_hyperparameters(gp)
+        gp.update(x, y, num_steps=5, learn_hyperparameters=2)
+        changed.append(not torch.equal(before, log_hyperparameters(gp)))
+    assert changed == [True, False, True, False, True]
+    before = log_hyperparameters(gp)
+    gp.update(x, y, num_steps=5, learn_hyperparameters=False)
+    assert torch.equal(before, log_hyperparameters(gp))
+
+
+def test_a_trust_region_keeps_hyperparameters_where_they_were():
+    """The narrower, the closer."""
+    x, y = data()
+    moves = []
+    for width in (None, 0.1, 0.01):
+        gp = model()
+        gp.update(x, y, num_steps=20)
+        before = log_hyperparameters(gp)
+        gp.update(x, 3 * y, num_steps=50, trust_region=width)
+        moves.append((log_hyperparameters(gp) - before).norm().item())
+    assert moves[0] > 1.2 * moves[1] > 3 * moves[2] > 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"trust_region": 0.1}, {"learn_hyperparameters": 10}], ids=str
+)
+def test_hyperparameters_do_not_drift_over_two_hundred_iid_batches(options):
+    """They stay within 0.2 of the batch optimum, in logarithms."""
+    stream = streams.repeated_iid(batches=200, batch=20)
+    batch = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=40).double()
+    batch.update(stream.x_train, stream.y_train, num_steps=200)
+    gp = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=40).double()
+    away = []
+    for x, y in stream.batches:
+        gp.update(x, y, num_steps=10, learn_inducing_points=False, **options)
+        away.append(log_hyperparameters(gp) - log_hyperparameters(batch))
+    assert torch.stack(away)[50:].abs().max() < 0.2
