@@ -52,7 +52,8 @@ class UpdateResult:
     Attributes:
         bound: ``(*batch,)``, bound on the log evidence of all data seen.
         increment: ``(*batch,)``, by how much the new data changed it: the online
-            bound on log p(new data | data before). Increments add up to ``bound``.
+            bound on log p(new data | data before). Increments add up to ``bound`` as
+            long as nothing is forgotten.
         bound_trace: ``(steps, *batch)``, the bound along the inner loop.
         num_steps: Steps taken.
         converged: Whether the inner loop ended on a plateau, not on its budget.

@@ -751,7 +751,9 @@ class StreamingGP(GP):
             "noise_scale": _stored(s),
             "shared_noise": objective.shared_noise,
             "landmarks": _stored(
-                self.summary.with_landmarks(objective.data.x, NUM_LANDMARKS)
+                self.summary.with_landmarks(
+                    data.x, NUM_LANDMARKS, float(objective.past.n)
+                )
             ),
             "num_updates": self.summary.num_updates + 1,
             "jitter": self.summary.jitter,

@@ -150,7 +150,7 @@ class PosteriorSummary(nn.Module):
         # One assignment: a reader sees the buffers of before, or these.
         self.__dict__["_buffers"] = self._buffers | buffers
 
-    def with_landmarks(self, x: Tensor, count: int) -> Tensor:
+    def with_landmarks(self, x: Tensor, count: int, num_old: float) -> Tensor:
         """Landmarks of the stream so far, new inputs included.
 
         Old and new inputs are thinned evenly, in proportion to the data they stand
@@ -159,6 +159,7 @@ class PosteriorSummary(nn.Module):
         Args:
             x: ``(*batch, n, d)`` new inputs.
             count: Number of landmarks.
+            num_old: Data the old landmarks stand for, fewer after forgetting.
 
         Returns:
             ``(*batch, at most count, d)``.
@@ -166,7 +167,7 @@ class PosteriorSummary(nn.Module):
         old, num_new = self.landmarks, x.size(-2)
         if old.size(-2) == 0:
             return _thin(x, count)
-        share = num_new / (num_new + float(self.num_data))
+        share = num_new / (num_new + num_old)
         new = _thin(x, min(max(1, round(count * share)), num_new))
         kept = _thin(old.to(x.dtype), max(1, count - new.size(-2)))
         return torch.cat([kept.expand(*new.shape[:-2], -1, -1), new], -2)
