@@ -420,8 +420,10 @@ class _Ascent:
         loss = -total / self.objective.data.y.numel()
         with breakdowns():
             loss.backward()
-        grads = [v.parameter.grad for v in self.variables]
-        torch.autograd.backward(raws, grads)
+        # A noise that no datum has, since theirs are known, has no gradient.
+        pairs = zip(raws, (v.parameter.grad for v in self.variables), strict=True)
+        used = [(raw, grad) for raw, grad in pairs if grad is not None]
+        torch.autograd.backward(*map(list, zip(*used, strict=True)))
         self._remember(bound.detach(), total.detach())
         return loss.detach()
 

@@ -13,7 +13,7 @@ import threading
 from typing import Any, NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
@@ -21,8 +21,9 @@ from gpytorch.likelihoods import (
     Likelihood,
 )
 from gpytorch.means import Mean
-from linear_operator import to_dense
+from linear_operator import to_dense, to_linear_operator
 from linear_operator.operators import LinearOperator
+from linear_operator.utils.memoize import cached
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -66,9 +67,37 @@ def lazy_gram(kernel: Kernel, x: Tensor) -> LinearOperator:
 class _LazyGram(LazyEvaluatedKernelTensor):
     """GPyTorch's lazy covariance, for several threads."""
 
+    @cached(name="kernel_eval")
     def evaluate_kernel(self) -> LinearOperator:
-        with KERNELS:
+        with KERNELS, torch.set_grad_enabled(self._is_grad_enabled):
+            if self._is_square_compound():
+                return self._evaluate_rectangle()
             return super().evaluate_kernel()
+
+    def _is_square_compound(self) -> bool:
+        """Whether GPyTorch would take roots of low-rank parts.
+
+        Square sums with them gain jitter of a size of its own, whatever that of the
+        kernel; square products with them cannot be scaled in batches.
+        """
+        compound = (AdditiveKernel, ProductKernel)
+        return (
+            any(isinstance(part, compound) for part in self.kernel.modules())
+            and self.x1.shape == self.x2.shape
+            and torch.equal(self.x1, self.x2)
+        )
+
+    def _evaluate_rectangle(self) -> LinearOperator:
+        wide = LazyEvaluatedKernelTensor(
+            self.x1,
+            torch.cat([self.x2, self.x2[..., :1, :]], -2),
+            kernel=self.kernel,
+            last_dim_is_batch=self.last_dim_is_batch,
+            **self.params,
+        )
+        K = wide.to_dense()[..., :-1]
+        eye = torch.eye(K.size(-1), dtype=torch.bool, device=K.device)
+        return to_linear_operator(torch.where(eye, self._diagonal().unsqueeze(-1), K))
 
     def _diagonal(self) -> Tensor:
         with KERNELS:
