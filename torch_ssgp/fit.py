@@ -26,7 +26,7 @@ from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
 from torch_ssgp.modules import (
     observation_noise,
     prior_blocks,
-    same_points,
+    same_variables,
 )
 
 Callback = Callable[[int, Tensor], Any]
@@ -157,7 +157,7 @@ class StreamingObjective(nn.Module):
         about it, and loses; new ones are free, as the new data are still at hand.
         """
         self.z = nn.Parameter(z.clone(), requires_grad=learn)
-        self.same = same_points(z, torch.cat([self.data.x, self.z_a], -2))
+        self.same = same_variables(z, self.data.x, self.z_a)
         if learn:
             self.is_new = ~self.same[..., self.data.x.size(-2) :].any(-1)
             self.same = self.same & ~self.is_new.unsqueeze(-1)

@@ -182,6 +182,27 @@ def same_points(z: Tensor, points: Tensor) -> Tensor:
     return functools.reduce(Tensor.logical_and_, equal)
 
 
+def same_variables(z: Tensor, x: Tensor, z_a: Tensor) -> Tensor:
+    """Which inducing values at ``z`` are which of those at inputs and old points.
+
+    Inducing points may coincide, and each copy has a jitter of its own: the second
+    copy is the second one of before, and what is observed there is the first.
+
+    Args:
+        z: ``(*batch, m_b, d)``.
+        x: ``(*batch, n, d)`` new inputs.
+        z_a: ``(*batch, m_a, d)`` old inducing points.
+
+    Returns:
+        ``(*batch, m_b, n + m_a)`` boolean tensor, at most one in a column.
+    """
+    same_f = same_points(z, x)
+    same_f = same_f & (same_f.cumsum(-2) == 1)
+    copy_b, copy_a = (same_points(t, t).tril(-1).sum(-1) for t in (z, z_a))
+    same_a = same_points(z, z_a) & (copy_b.unsqueeze(-1) == copy_a.unsqueeze(-2))
+    return torch.cat([same_f, same_a], -1)
+
+
 def prior_blocks(
     mean: Mean,
     kernel: Kernel,
@@ -202,7 +223,7 @@ def prior_blocks(
         z_a: ``(*batch, m_a, d)`` old inducing points; ``m_a`` may be 0.
         jitter: Relative jitter.
         same: ``(*batch, m_b, n + m_a)``, which rows of ``z_b`` are which of
-            ``[x; z_a]``, see :func:`same_points`.
+            ``[x; z_a]``, see :func:`same_variables`.
         landmarks: ``(*batch, r, d)`` inputs of the past.
 
     Returns:
