@@ -108,3 +108,19 @@ def test_adam_looks_at_the_loss_only_now_and_then(monkeypatch):
     )
     gp.update(x, y, num_steps=45)
     assert len(waits) == 4
+
+
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_a_noise_that_no_datum_has_stays_where_it_is(batch_shape, optimizer):
+    # Known noises replace that of the likelihood, whose gradient is none, not one.
+    x, y = data(30)
+    y = y.expand(*batch_shape, 30)
+    gp = model(batch_shape=torch.Size(batch_shape))
+    gp.likelihood.noise = 0.3
+    lengthscale = gp.covar_module.base_kernel.lengthscale.item()
+    gp.update(x, y, torch.full_like(y, 0.01), num_steps=5, optimizer=optimizer)
+    torch.testing.assert_close(
+        gp.likelihood.noise, torch.full_like(gp.likelihood.noise, 0.3)
+    )
+    assert gp.covar_module.base_kernel.lengthscale.item() != lengthscale

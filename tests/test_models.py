@@ -687,3 +687,19 @@ def test_updates_leave_the_global_generator_alone():
     torch.manual_seed(0)
     _trained()  # the same draw, then two updates
     assert torch.equal(torch.get_rng_state(), after_data)
+
+
+def test_copies_among_the_inducing_points_leak_nothing():
+    # A copy that was taken for the original had a covariance above its variance.
+    z = torch.tensor([[0.0], [0.0], [1.0], [1.0], [1.0], [2.0]]).double()
+    x = torch.linspace(0, 2, 60).double().unsqueeze(-1)
+    y = torch.sin(3 * x[:, 0])
+    whole, parts = (StreamingGP(ScaleKernel(RBFKernel())).double() for _ in range(2))
+    for model in (whole, parts):
+        model.likelihood.noise = 1e-3
+    expected = whole.update(x, y, num_steps=0, inducing_points=z)
+    for rows in torch.arange(60).chunk(20):
+        result = parts.update(x[rows], y[rows], num_steps=0, inducing_points=z)
+        assert (result.projection_loss >= -1e-9).all()
+    torch.testing.assert_close(result.bound, expected.bound, rtol=1e-9, atol=0)
+    torch.testing.assert_close(parts(x).mean, whole(x).mean, rtol=0, atol=1e-9)
