@@ -421,9 +421,9 @@ class _Ascent:
         with breakdowns():
             loss.backward()
         # A noise that no datum has, since theirs are known, has no gradient.
-        pairs = zip(raws, (v.parameter.grad for v in self.variables), strict=True)
-        used = [(raw, grad) for raw, grad in pairs if grad is not None]
-        torch.autograd.backward(*map(list, zip(*used, strict=True)))
+        grads = [v.parameter.grad for v in self.variables]
+        used = [i for i, grad in enumerate(grads) if grad is not None]
+        torch.autograd.backward([raws[i] for i in used], [grads[i] for i in used])
         self._remember(bound.detach(), total.detach())
         return loss.detach()
 
