@@ -158,9 +158,12 @@ def inducing_gram(
         K = gram(kernel, z, torch.cat([z, others], -2))
     # Distances of a point to itself are not exactly zero in a rectangular call.
     k_zz = variances(kernel, z)
-    variance = (
-        jitter if isinstance(jitter, Tensor) else jitter * k_zz.mean(-1, keepdim=True)
-    )
+    if isinstance(jitter, Tensor):
+        variance = jitter
+    else:
+        size = k_zz.mean(-1, keepdim=True)
+        # None where the function is known, as that of a linear kernel at zero.
+        variance = jitter * torch.where(size == 0, 1.0, size)
     eye = torch.eye(num_inducing, dtype=torch.bool, device=z.device)
     K_zz, K_zo = K.split([num_inducing, K.size(-1) - num_inducing], -1)
     K_zz = torch.where(eye, (k_zz + variance).unsqueeze(-1), K_zz)
