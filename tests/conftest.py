@@ -13,8 +13,17 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # Matrices in tests are small, and the workers of pytest-xdist share the cores.
 torch.set_num_threads(1)
 
-# No test depends on the clock or on a previous run.
-hypothesis.settings.register_profile("torch_ssgp", deadline=None, derandomize=True)
+# No test depends on the clock or on a previous run; the full run looks further.
+FULL = os.environ.get("TORCH_SSGP_FULL") == "1"
+hypothesis.settings.register_profile(
+    "torch_ssgp",
+    max_examples=500 if FULL else 50,
+    derandomize=not FULL,
+    print_blob=FULL,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("torch_ssgp")
 
 

@@ -158,3 +158,19 @@ def test_hyperparameters_do_not_drift_over_two_hundred_iid_batches(options):
         gp.update(x, y, num_steps=10, learn_inducing_points=False, **options)
         away.append(log_hyperparameters(gp) - log_hyperparameters(batch))
     assert torch.stack(away)[50:].abs().max() < 0.2
+
+
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_a_noise_that_no_datum_has_stays_where_it_is(batch_shape, optimizer):
+    # Known noises replace that of the likelihood, whose gradient is none, not one.
+    x, y = data(30)
+    y = y.expand(*batch_shape, 30)
+    gp = model(batch_shape=torch.Size(batch_shape))
+    gp.likelihood.noise = 0.3
+    lengthscale = gp.covar_module.base_kernel.lengthscale.item()
+    gp.update(x, y, torch.full_like(y, 0.01), num_steps=5, optimizer=optimizer)
+    torch.testing.assert_close(
+        gp.likelihood.noise, torch.full_like(gp.likelihood.noise, 0.3)
+    )
+    assert gp.covar_module.base_kernel.lengthscale.item() != lengthscale

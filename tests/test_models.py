@@ -687,3 +687,41 @@ def test_updates_leave_the_global_generator_alone():
     torch.manual_seed(0)
     _trained()  # the same draw, then two updates
     assert torch.equal(torch.get_rng_state(), after_data)
+
+
+def test_copies_among_the_inducing_points_leak_nothing():
+    # A copy that was taken for the original had a covariance above its variance.
+    z = torch.tensor([[0.0], [0.0], [1.0], [1.0], [1.0], [2.0]]).double()
+    x = torch.linspace(0, 2, 60).double().unsqueeze(-1)
+    y = torch.sin(3 * x[:, 0])
+    whole, parts = (StreamingGP(ScaleKernel(RBFKernel())).double() for _ in range(2))
+    for model in (whole, parts):
+        model.likelihood.noise = 1e-3
+    expected = whole.update(x, y, num_steps=0, inducing_points=z)
+    for rows in torch.arange(60).chunk(20):
+        result = parts.update(x[rows], y[rows], num_steps=0, inducing_points=z)
+        assert (result.projection_loss >= -1e-9).all()
+    torch.testing.assert_close(result.bound, expected.bound, rtol=1e-9, atol=0)
+    torch.testing.assert_close(parts(x).mean, whole(x).mean, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("num_steps", [0, 3])
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+@pytest.mark.parametrize("given", [True, False])
+def test_data_where_the_function_is_known_are_data(num_steps, batch_shape, given):
+    # A linear kernel has no variance at zero; nothing can be learned but the noise.
+    model = StreamingGP(
+        LinearKernel(), mean_module=ZeroMean(), batch_shape=torch.Size(batch_shape)
+    ).double()
+    x = torch.zeros(2, 1).double()
+    y = torch.tensor([1.0, -1.0]).double().expand(*batch_shape, 2)
+    z = x[:1] if given else None
+    first = model.update(x, y, num_steps=num_steps, inducing_points=z)
+    assert torch.isfinite(first.bound).all()
+    posterior = model(x)
+    assert posterior.mean.abs().max() == 0
+    assert posterior.lazy_covariance_matrix.to_dense().abs().max() == 0
+    x = torch.linspace(-1, 1, 5).double().unsqueeze(-1)
+    result = model.update(x, x[:, 0].expand(*batch_shape, 5), num_steps=num_steps)
+    assert torch.isfinite(result.bound).all()
+    assert model.summary.num_data == 7

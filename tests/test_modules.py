@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
-from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, RBFKernel
+from gpytorch.kernels import (
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from gpytorch.means import ZeroMean
 
-from torch_ssgp.modules import inducing_gram, prior_blocks, same_points
+from torch_ssgp.modules import (
+    inducing_gram,
+    lazy_gram,
+    prior_blocks,
+    same_points,
+    same_variables,
+)
 
 
 def test_a_kept_point_shares_its_jitter():
@@ -47,6 +60,18 @@ def test_matching_is_batched():
     assert same_points(z[:, :0], points).shape == (2, 0, 2)
 
 
+def test_every_copy_of_a_point_is_a_variable_of_its_own():
+    z_a = torch.tensor([[1.0], [2.0], [1.0], [1.0]])
+    z_b = torch.tensor([[3.0], [1.0], [1.0]])
+    x = torch.tensor([[1.0], [1.0], [2.0]])
+    same = same_variables(z_b, x, z_a)
+    assert same.nonzero().tolist() == [[1, 0], [1, 1], [1, 3], [2, 5]]
+    # Nothing of the copies is lost, and nothing is lost twice.
+    same = same_variables(z_a, x, z_a)
+    blocks = prior_blocks(ZeroMean(), RBFKernel(), z_a, x, z_a, 1e-3, same)
+    assert torch.equal(blocks.K_ba, blocks.K_bb)
+
+
 def test_the_gram_is_exact_where_gpytorch_would_add_its_own_jitter():
     z = torch.linspace(0, 10, 30).double().unsqueeze(-1)
     kernel = (PeriodicKernel() + LinearKernel()).double()
@@ -63,3 +88,30 @@ def test_the_diagonal_of_a_rough_kernel_is_exact():
     z = 1000 * torch.rand(60, 2).double()
     K = inducing_gram(MaternKernel(nu=0.5).double(), z, 0.0).K_zz
     assert torch.equal(K.diagonal(), torch.ones(60, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("unit", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+def test_the_covariance_of_a_prediction_has_no_jitter_of_gpytorch(unit, batch_shape):
+    # Square sums and products of low-rank kernels take roots of their parts.
+    shape = {"batch_shape": torch.Size(batch_shape)}
+    x = unit * torch.linspace(-1, 1, 8).double().unsqueeze(-1).expand(
+        *batch_shape, 8, 1
+    )
+    linear, other, rough = (
+        LinearKernel(**shape),
+        LinearKernel(**shape),
+        MaternKernel(nu=0.5, **shape),
+    )
+    for kernel in (
+        linear + other,
+        ScaleKernel(linear + other, **shape),
+        ScaleKernel((linear + rough) * other, **shape),
+    ):
+        kernel = kernel.double().requires_grad_(False)
+        K = lazy_gram(kernel, x)
+        expected = inducing_gram(kernel, x, 0.0).K_zz
+        torch.testing.assert_close(K.to_dense(), expected, rtol=1e-12, atol=0)
+        diagonal = K.diagonal(dim1=-2, dim2=-1)
+        expected = expected.diagonal(dim1=-2, dim2=-1)
+        torch.testing.assert_close(diagonal, expected, rtol=1e-12, atol=0)

@@ -26,7 +26,7 @@ from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
 from torch_ssgp.modules import (
     observation_noise,
     prior_blocks,
-    same_points,
+    same_variables,
 )
 
 Callback = Callable[[int, Tensor], Any]
@@ -158,7 +158,7 @@ class StreamingObjective(nn.Module):
         about it, and loses; new ones are free, as the new data are still at hand.
         """
         self.z = nn.Parameter(z.clone(), requires_grad=learn)
-        self.same = same_points(z, torch.cat([self.data.x, self.z_a], -2))
+        self.same = same_variables(z, self.data.x, self.z_a)
         if learn:
             self.is_new = ~self.same[..., self.data.x.size(-2) :].any(-1)
             self.same = self.same & ~self.is_new.unsqueeze(-1)
@@ -421,8 +421,10 @@ class _Ascent:
         loss = -total / self.objective.data.y.numel()
         with breakdowns():
             loss.backward()
+        # A noise that no datum has, since theirs are known, has no gradient.
         grads = [v.parameter.grad for v in self.variables]
-        torch.autograd.backward(raws, grads)
+        used = [i for i, grad in enumerate(grads) if grad is not None]
+        torch.autograd.backward([raws[i] for i in used], [grads[i] for i in used])
         self._remember(bound.detach(), total.detach())
         return loss.detach()
 

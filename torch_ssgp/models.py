@@ -54,7 +54,7 @@ from torch_ssgp.modules import (
     inducing_gram,
     observation_noise,
     prior_blocks,
-    same_points,
+    same_variables,
 )
 from torch_ssgp.prediction import Predictor, freeze
 from torch_ssgp.rollback import all_or_nothing
@@ -405,7 +405,7 @@ class StreamingGP(GP):
             points = self._check_inducing_points(inducing_points, data.x)
             assert points is not None
             z = points.expand(*x_b.shape[:-2], *points.shape[-2:])
-            same = same_points(z, torch.cat([x_b, z_a], -2))
+            same = same_variables(z, x_b, z_a)
             prior = prior_blocks(mean, kernel, z, x_b, z_a, jitter, same)
             # Not compressed: the triangular factor alone has no gradient.
             rows = F.project(prior, past, data.y, sigma2, s, self.alpha)

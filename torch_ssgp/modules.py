@@ -13,7 +13,7 @@ import threading
 from typing import Any, NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
@@ -21,8 +21,9 @@ from gpytorch.likelihoods import (
     Likelihood,
 )
 from gpytorch.means import Mean
-from linear_operator import to_dense
+from linear_operator import to_dense, to_linear_operator
 from linear_operator.operators import LinearOperator
+from linear_operator.utils.memoize import cached
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -66,9 +67,37 @@ def lazy_gram(kernel: Kernel, x: Tensor) -> LinearOperator:
 class _LazyGram(LazyEvaluatedKernelTensor):
     """GPyTorch's lazy covariance, for several threads."""
 
+    @cached(name="kernel_eval")
     def evaluate_kernel(self) -> LinearOperator:
-        with KERNELS:
+        with KERNELS, torch.set_grad_enabled(self._is_grad_enabled):
+            if self._is_square_compound():
+                return self._evaluate_rectangle()
             return super().evaluate_kernel()
+
+    def _is_square_compound(self) -> bool:
+        """Whether GPyTorch would take roots of low-rank parts.
+
+        Square sums with them gain jitter of a size of its own, whatever that of the
+        kernel; square products with them cannot be scaled in batches.
+        """
+        compound = (AdditiveKernel, ProductKernel)
+        return (
+            any(isinstance(part, compound) for part in self.kernel.modules())
+            and self.x1.shape == self.x2.shape
+            and torch.equal(self.x1, self.x2)
+        )
+
+    def _evaluate_rectangle(self) -> LinearOperator:
+        wide = LazyEvaluatedKernelTensor(
+            self.x1,
+            torch.cat([self.x2, self.x2[..., :1, :]], -2),
+            kernel=self.kernel,
+            last_dim_is_batch=self.last_dim_is_batch,
+            **self.params,
+        )
+        K = wide.to_dense()[..., :-1]
+        eye = torch.eye(K.size(-1), dtype=torch.bool, device=K.device)
+        return to_linear_operator(torch.where(eye, self._diagonal().unsqueeze(-1), K))
 
     def _diagonal(self) -> Tensor:
         with KERNELS:
@@ -129,9 +158,12 @@ def inducing_gram(
         K = gram(kernel, z, torch.cat([z, others], -2))
     # Distances of a point to itself are not exactly zero in a rectangular call.
     k_zz = variances(kernel, z)
-    variance = (
-        jitter if isinstance(jitter, Tensor) else jitter * k_zz.mean(-1, keepdim=True)
-    )
+    if isinstance(jitter, Tensor):
+        variance = jitter
+    else:
+        size = k_zz.mean(-1, keepdim=True)
+        # None where the function is known, as that of a linear kernel at zero.
+        variance = jitter * torch.where(size == 0, 1.0, size)
     eye = torch.eye(num_inducing, dtype=torch.bool, device=z.device)
     K_zz, K_zo = K.split([num_inducing, K.size(-1) - num_inducing], -1)
     K_zz = torch.where(eye, (k_zz + variance).unsqueeze(-1), K_zz)
@@ -151,6 +183,27 @@ def same_points(z: Tensor, points: Tensor) -> Tensor:
     pairs = zip(z.unbind(-1), points.unbind(-1), strict=True)
     equal = (p.unsqueeze(-1) == q.unsqueeze(-2) for p, q in pairs)
     return functools.reduce(Tensor.logical_and_, equal)
+
+
+def same_variables(z: Tensor, x: Tensor, z_a: Tensor) -> Tensor:
+    """Which inducing values at ``z`` are which of those at inputs and old points.
+
+    Inducing points may coincide, and each copy has a jitter of its own: the second
+    copy is the second one of before, and what is observed there is the first.
+
+    Args:
+        z: ``(*batch, m_b, d)``.
+        x: ``(*batch, n, d)`` new inputs.
+        z_a: ``(*batch, m_a, d)`` old inducing points.
+
+    Returns:
+        ``(*batch, m_b, n + m_a)`` boolean tensor, at most one in a column.
+    """
+    same_f = same_points(z, x)
+    same_f = same_f & (same_f.cumsum(-2) == 1)
+    copy_b, copy_a = (same_points(t, t).tril(-1).sum(-1) for t in (z, z_a))
+    same_a = same_points(z, z_a) & (copy_b.unsqueeze(-1) == copy_a.unsqueeze(-2))
+    return torch.cat([same_f, same_a], -1)
 
 
 def prior_blocks(
@@ -173,7 +226,7 @@ def prior_blocks(
         z_a: ``(*batch, m_a, d)`` old inducing points; ``m_a`` may be 0.
         jitter: Relative jitter.
         same: ``(*batch, m_b, n + m_a)``, which rows of ``z_b`` are which of
-            ``[x; z_a]``, see :func:`same_points`.
+            ``[x; z_a]``, see :func:`same_variables`.
         landmarks: ``(*batch, r, d)`` inputs of the past.
 
     Returns:
