@@ -163,8 +163,8 @@ def options(regime: Regime, fresh: bool) -> dict[str, Any]:
     """
     u = float(regime.uniform(()))
     chosen: dict[str, Any] = {
-        "num_steps": 5,
-        "learn_hyperparameters": True if fresh else 4,
+        "num_steps": 4,
+        "learn_hyperparameters": True if fresh else 8,
         "learn_inducing_points": False,
         "forget": regime.change.forget,
     }
@@ -176,7 +176,7 @@ def options(regime: Regime, fresh: bool) -> dict[str, Any]:
         chosen["optimizer"] = "lbfgs"
     elif u < 0.20:
         chosen["trust_region"] = 0.3
-    elif u < 0.30:
+    elif u < 0.24:
         chosen["learn_inducing_points"] = True
     return chosen
 
@@ -335,7 +335,7 @@ class Soak:
 
     def step(self, k: int, x: Tensor, y: Tensor, regime: Regime) -> None:
         """One update, predictions after it, and now and then more."""
-        chosen = options(regime, 10 * (k - self.begun) < self.length)
+        chosen = options(regime, 20 * (k - self.begun) < self.length)
         start = time.process_time()  # others may use the machine as well
         result: UpdateResult = self.model.update(x, y, **chosen)
         self.seconds[k] = time.process_time() - start
@@ -472,7 +472,7 @@ def run(
     num_dims: int = 2,
     num_inducing: int = 25,
     regime: int | None = None,
-    batch_steps: int = 30,
+    batch_steps: int = 20,
     progress: bool = True,
     out: Path | None = None,
 ) -> Row:
@@ -644,8 +644,8 @@ One `StreamingGP` (float64, {report["num_dims"]} inputs, default policy, at most
 Every {report["regime"]} updates the function changes, the inputs move to a new range,
 y grows or shrinks by a factor of 1,000, or the noise stops. Batches have 1 to 20
 points: {_counts(report["batches"])}. An outlier is {OUTLIER:g} standard deviations of
-the noise off. Hyperparameters are learned in the first tenth of a regime by every
-update, then by every fourth, mostly in 5 Adam steps; some updates take none or 20,
+the noise off. Hyperparameters are learned in the first twentieth of a regime by every
+update, then by every eighth, mostly in 4 Adam steps; some updates take none or 20,
 L-BFGS, a trust region, or move inducing points.
 
 {verdicts}
