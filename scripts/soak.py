@@ -682,8 +682,8 @@ How to read it:
 - With `forget=1` all data ever seen count, as they should if there is one function and
   one noise. Where a stream contradicts its past, the past is explained as noise: a
   function that changes in place, or y that shrinks, is followed only as fast as new
-  data outnumber the old. Noise is shared by all data, so after y was 1,000 times larger it stays at
-  that size. `forget` below 1 is the cure.
+  data outnumber the old. Noise is shared by all data, so after y was 1,000 times
+  larger it stays at that size. `forget` below 1 is the cure.
 - With `forget` the past fades by that factor per update. What was 1,000 times larger
   has 10⁶ times the variance, and takes ln 10⁶ / ln(1 / forget) updates to fade:
   {_fading(0.9):.0f} at 0.9, {_fading(0.8):.0f} at 0.8.
