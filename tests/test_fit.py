@@ -47,6 +47,15 @@ def test_closed_form_takes_no_step():
     assert result.converged
 
 
+def test_a_constant_mean_follows_a_stream_that_left_it_far_behind():
+    x, y = data()
+    gp = model()
+    gp.update(x, y + 1000.0, num_steps=20)
+    for _ in range(5):
+        gp.update(x, y, num_steps=20, forget=0.1)
+    assert abs(gp.mean_module.constant.item()) < 100
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_learning_does_not_depend_on_the_unit_of_the_targets(scale):
     torch.manual_seed(1)

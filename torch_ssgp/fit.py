@@ -237,9 +237,20 @@ class StreamingObjective(nn.Module):
         return self.data.y.new_empty(0, *self.data.y.shape[:-1])
 
     def spread(self) -> float:
-        """Spread of the targets, the unit of a constant mean."""
+        """Spread of the targets, the unit of a constant mean.
+
+        Or how far the stream has left the mean behind, if that is more: in units of a
+        small spread the mean would need thousands of steps to follow.
+        """
         y = self.data.y
-        return float(y.std()) if y.numel() > 1 and y.std() > 0 else 1.0
+        spread = max(float(y.std()) if y.numel() > 1 else 0.0, self.distance())
+        return spread if spread > 0 else 1.0
+
+    @torch.no_grad()
+    def distance(self) -> float:
+        """Distance of the targets of a batch, on average, from the prior mean."""
+        away = (self.data.y - self.mean(self.data.x)).mean(-1).abs().max()
+        return float(away.nan_to_num(0.0, 0.0))
 
     @breakdowns(ValueError)  # of a distribution, where a hyperparameter is NaN
     def log_prior(self) -> Tensor | float:

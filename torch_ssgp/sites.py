@@ -233,6 +233,10 @@ class SiteObjective(StreamingObjective):
         """Whether the last batch dimension is classes that share their data."""
         return likelihoods.couples_classes(self.likelihood)
 
+    def distance(self) -> float:
+        """None: labels and counts are no values of the function."""
+        return 0.0
+
     def noises(self) -> tuple[Tensor, Tensor]:
         """Noise ``1 / precision`` of the sites ``(*batch, n)``, and noise scale one."""
         if self.sites is None:
