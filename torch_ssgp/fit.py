@@ -33,6 +33,7 @@ Callback = Callable[[int, Tensor], Any]
 
 LEARNING_RATES = {"adam": 0.05, "lbfgs": 1.0}
 CHECK_EVERY = 10  # steps between two looks at the loss: a device waits only there
+FAR = 10.0  # spreads of the targets from the mean that are no part of the function
 PATIENCE = 20  # steps without progress that make a plateau
 JITTERS = (1e-6, 1e-4, 1e-2)  # tried one after the other where a smaller one fails
 
@@ -239,11 +240,12 @@ class StreamingObjective(nn.Module):
     def spread(self) -> float:
         """Spread of the targets, the unit of a constant mean.
 
-        Or how far the stream has left the mean behind, if that is more: in units of a
-        small spread the mean would need thousands of steps to follow.
+        Or how far the stream has left the mean behind, if that is far more: in units
+        of a small spread the mean would need thousands of steps to follow.
         """
         y = self.data.y
-        spread = max(float(y.std()) if y.numel() > 1 else 0.0, self.distance())
+        spread, distance = float(y.std()) if y.numel() > 1 else 0.0, self.distance()
+        spread = distance if distance > FAR * spread else spread
         return spread if spread > 0 else 1.0
 
     @torch.no_grad()
