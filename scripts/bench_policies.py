@@ -256,10 +256,21 @@ update says by a `BudgetWarning`. The batch model then gains by moving all induc
 points with all data at hand, which a stream cannot: batch inference on the audio data
 with the hyperparameters and inducing points of the stream has the error of the stream,
 so what is missing there is the place of the points, not what was remembered. Where
-many inputs arrive sorted by one of them (kin40k), the misfit of the first slices also
-stays in the noise, as no later hyperparameters can explain it. More inducing points
-help in both cases.
+many inputs arrive sorted by one of them (kin40k), hyperparameters differ as well: what
+the first slices could not explain stays in the noise. Seconds include whatever else the
+machine did.
 """
+
+
+def missing(rows: list[Row]) -> str:
+    """Which runs of the table were not made yet, for its reader to know."""
+    done = {(row["stream"], row["policy"]) for row in rows}
+    gaps = [
+        f"{name} ({', '.join(left)})"
+        for name in CASES
+        if (left := [p for p in [BATCH, *POLICIES] if (name, p) not in done])
+    ]
+    return f"Not run yet: {'; '.join(gaps)}." if gaps else ""
 
 
 def main() -> None:

@@ -290,6 +290,8 @@ Stream by stream:
 
 {policies}
 
+{missing}
+
 {reading}
 
 ## Bayesian optimisation
@@ -326,11 +328,12 @@ def report() -> None:
     }
     bayesopt = json.loads((DOCS / "data" / "bayesopt.json").read_text())
     tables["bayesopt"] = markdown([row for rows in bayesopt.values() for row in rows])
-    from bench_policies import READING, ranking, table
+    from bench_policies import READING, missing, ranking, table
 
-    lines = table(json.loads((DOCS / "data" / "policies.json").read_text()))
+    rows = json.loads((DOCS / "data" / "policies.json").read_text())
+    lines = table(rows)
     tables["policies"], tables["ranking"] = markdown(lines), markdown(ranking(lines))
-    tables["reading"] = READING
+    tables["reading"], tables["missing"] = READING, missing(rows)
     values = streams.pseudo_periodic_values()
     unit = (values[:2000:2].std() / values[:1000].std()).item()
     page = PAGE.format(**tables, unit=unit, shift=-math.log(unit))

@@ -687,7 +687,8 @@ How to read it:
 - With `forget` the past fades by that factor per update. What was 1,000 times larger
   has 10⁶ times the variance, and takes ln 10⁶ / ln(1 / forget) updates to fade:
   {_fading(0.9):.0f} at 0.9, {_fading(0.8):.0f} at 0.8.
-- While the noise of a larger past hides the function, nothing says what its
+- How we read the slow recovery, without a test of it: while the noise of a larger
+  past hides the function, nothing says what its
   hyperparameters are: the lengthscale drifts upwards, and inducing points that seem to
   be of no use are dropped. When the noise has faded, both have to come back, from
   batches of few points, each of which says little about a lengthscale. That takes
