@@ -65,6 +65,7 @@ HOST_CHECKS = {
     "models.StreamingGP._jitter": "the jitter",
     "models.StreamingGP._candidates": "the number of updates so far",
     "fit.StreamingObjective.spread": "the spread of the targets",
+    "fit.StreamingObjective.distance": "how far the targets are from the mean",
     "sites.SiteObjective.spread": "the size of the function",
     "fit._is_positive": "whether a constraint is positive",
     "fit._Ascent.plateau": "whether the loop may stop, every CHECK_EVERY steps",
