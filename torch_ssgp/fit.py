@@ -33,7 +33,7 @@ Callback = Callable[[int, Tensor], Any]
 
 LEARNING_RATES = {"adam": 0.05, "lbfgs": 1.0}
 CHECK_EVERY = 10  # steps between two looks at the loss: a device waits only there
-FAR = 10.0  # spreads of the targets from the mean that are no part of the function
+FAR = 100.0  # spreads of the targets from the mean that are no part of the function
 PATIENCE = 20  # steps without progress that make a plateau
 JITTERS = (1e-6, 1e-4, 1e-2)  # tried one after the other where a smaller one fails
 
