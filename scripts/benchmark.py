@@ -35,7 +35,7 @@ from torch_ssgp import (
     InducingPolicy,
     StreamingGP,
 )
-from torch_ssgp.fit import _Ascent, coordinates
+from torch_ssgp.fit import StreamingObjective, _Ascent, coordinates
 
 Row = dict[str, Any]
 
@@ -74,12 +74,10 @@ def _stream_state(m: int, n: int, batch_shape: tuple[int, ...]) -> Any:
     return model, x, y, z
 
 
-def core_row(m: int, n: int, batch: int, repeats: int) -> Row:
-    """Closed-form update and gradient step against one GEMM and one Cholesky."""
-    model, x, y, z = _stream_state(m, n, (batch,) if batch > 1 else ())
-    A = torch.randn(*x.shape[:-2], m, n, dtype=torch.float64)
-    eye = torch.eye(m, dtype=torch.float64)
-
+def _gradient_step(
+    model: StreamingGP, x: Tensor, y: Tensor, z: Tensor
+) -> tuple[StreamingObjective, Callable[[], None]]:
+    """The objective of an update at ``z``, and one step of its inner loop."""
     data = model._check_data(x, y, None)
     objective = model._objective(data, model.summary.pseudo_observations, learn=True)
     objective.start_at(z, learn=True)
@@ -90,6 +88,16 @@ def core_row(m: int, n: int, batch: int, repeats: int) -> Row:
         ascent.loss()
         optimizer.step()
 
+    return objective, step
+
+
+def core_row(m: int, n: int, batch: int, repeats: int) -> Row:
+    """Closed-form update and gradient step against one GEMM and one Cholesky."""
+    model, x, y, z = _stream_state(m, n, (batch,) if batch > 1 else ())
+    A = torch.randn(*x.shape[:-2], m, n, dtype=torch.float64)
+    eye = torch.eye(m, dtype=torch.float64)
+
+    _, step = _gradient_step(model, x, y, z)
     times = median_times(
         {
             "floor": lambda: torch.linalg.cholesky(A @ A.mT / n + eye),
@@ -216,15 +224,7 @@ def bayesopt(repeats: int = 0) -> list[Row]:
 def choice_row(m: int, n: int, repeats: int) -> Row:
     """Choosing inducing points, in units of one gradient step; five are allowed."""
     model, x, y, z = _stream_state(m, n, ())
-    data = model._check_data(x, y, None)
-    objective = model._objective(data, model.summary.pseudo_observations, learn=True)
-    objective.start_at(z, learn=True)
-    ascent = _Ascent(objective, coordinates(objective, True, True), None)
-    optimizer = torch.optim.Adam(ascent.etas)
-
-    def step() -> None:
-        ascent.loss()
-        optimizer.step()
+    objective, step = _gradient_step(model, x, y, z)
 
     def choose(policy: InducingPolicy) -> Callable[[], Tensor]:
         return torch.no_grad()(lambda: policy(model._candidates(objective)))
