@@ -1,11 +1,11 @@
 """Tables on likelihoods that are not Gaussian.
 
-    python -m scripts.likelihoods banana   # the paper's table of orders
-    python -m scripts.likelihoods speed    # sites against uncollapsed Adam steps
-    python -m scripts.likelihoods digits   # ten classes, one after the other
-    python -m scripts.likelihoods robust   # counts, and regression with outliers
+    python scripts/likelihoods.py speed    # sites against uncollapsed Adam steps
+    python scripts/likelihoods.py digits   # ten classes, one after the other
+    python scripts/likelihoods.py robust   # counts, and regression with outliers
 
-Every number is measured in the run that prints it.
+Every number is measured in the run that prints it. The paper's table of the banana data
+is ``scripts/reproduce.py banana``.
 """
 
 from __future__ import annotations
@@ -28,17 +28,10 @@ from gpytorch.likelihoods import (
 )
 from torch import Tensor
 
-from scripts.streams import banana
+from streams import banana
 from torch_ssgp import StreamingGP
 
 Batches = Iterable[tuple[Tensor, Tensor]]
-ORDERS = (
-    ("left_to_right", 0),
-    ("right_to_left", 0),
-    ("random", 0),
-    ("random", 1),
-    ("random", 2),
-)
 
 
 # ------------------------------------------------------------------ classification
@@ -62,30 +55,6 @@ def binary_errors(
             mean = torch.cat([model(part).mean for part in x_test.split(1000)])
         errors.append((mean.gt(0) != y_test.gt(0.5)).double().mean().item())
     return errors
-
-
-def table_banana(num_inducing: int = 30, batches: int = 10) -> list[list[float]]:
-    """Errors of the banana data per batch and order, beside the batch model."""
-    print(f"banana: error on 4,900 points, M = {num_inducing}")
-    print("order".ljust(18) + "".join(f"{i + 1:>7d}" for i in range(batches)))
-    rows = []
-    for order, seed in ORDERS:
-        stream = banana(order, seed=seed, batches=batches)
-        rows.append(
-            binary_errors(
-                binary_model(num_inducing), stream.batches, stream.x_test, stream.y_test
-            )
-        )
-        name = f"{order} {seed}" if order == "random" else order
-        print(name.ljust(18) + "".join(f"{e:7.3f}" for e in rows[-1]), flush=True)
-    whole = [(stream.x_train, stream.y_train)]
-    at_once = binary_errors(
-        binary_model(num_inducing), whole, stream.x_test, stream.y_test
-    )
-    print("one batch".ljust(11 + 7 * batches) + f"{at_once[-1]:14.3f}")
-    worst = max(row[-1] for row in rows)
-    print(f"worst final error {worst:.4f}, batch {at_once[-1]:.4f}")
-    return [*rows, at_once]
 
 
 class _SVGP(gpytorch.models.ApproximateGP):
@@ -282,7 +251,6 @@ def table_robust() -> None:
 
 
 TABLES = {
-    "banana": table_banana,
     "speed": table_speed,
     "digits": table_digits,
     "robust": table_robust,

@@ -138,6 +138,7 @@ def pseudo_periodic(
     first: int = 1_000,
     batch: int = 300,
     *,
+    split: int | None = None,
     num_batches: int | None = None,
     thin: int = 1,
     max_test: int | None = None,
@@ -149,6 +150,8 @@ def pseudo_periodic(
         steps: Length of the series before it is split.
         first: Size of the first batch.
         batch: Size of the following batches.
+        split: Seed of a random half of the steps that trains, in place of every
+            second step.
         num_batches: Only so many batches.
         thin: Every ``thin``-th training row.
         max_test: At most so many test rows.
@@ -157,8 +160,19 @@ def pseudo_periodic(
         The stream; inputs scaled to [0, 10], y standardised by the first batch.
     """
     series = pseudo_periodic_values(column, steps)
-    return _interleaved(
-        f"pseudo_periodic_{column}", series, first, batch, num_batches, thin, max_test
+    is_train = None
+    if split is not None:
+        is_train = torch.zeros(steps, dtype=torch.bool)
+        is_train[torch.randperm(steps, generator=_generator(split))[::2]] = True
+    return _time_series(
+        f"pseudo_periodic_{column}",
+        series,
+        first,
+        batch,
+        num_batches,
+        thin,
+        max_test,
+        is_train,
     )
 
 
@@ -189,7 +203,7 @@ def audio(
     """
     file = _file(data_dir or SHIPPED, "audio_baseband.npy", _shipped_hint())
     series = torch.from_numpy(np.load(file)).double()
-    return _interleaved("audio", series, first, batch, num_batches, thin, max_test)
+    return _time_series("audio", series, first, batch, num_batches, thin, max_test)
 
 
 def terrain(
@@ -594,7 +608,7 @@ def _stream(
     return Stream(name, batches, x_test[kept], y_test[kept], notes)
 
 
-def _interleaved(
+def _time_series(
     name: str,
     series: Tensor,
     first: int,
@@ -602,15 +616,19 @@ def _interleaved(
     num_batches: int | None,
     thin: int,
     max_test: int | None,
+    is_train: Tensor | None = None,
 ) -> Stream:
-    """A time series: even steps train, odd steps test, inputs scaled to [0, 10]."""
-    x = 10 * torch.arange(len(series)).double().unsqueeze(-1) / (len(series) - 1)
+    """A series with inputs scaled to [0, 10]; by default every second step trains."""
+    step = torch.arange(len(series))
+    x = 10 * step.double().unsqueeze(-1) / (len(series) - 1)
+    if is_train is None:
+        is_train = step % 2 == 0
     return _stream(
         name,
-        x[::2][::thin],
-        series[::2][::thin],
-        x[1::2],
-        series[1::2],
+        x[is_train][::thin],
+        series[is_train][::thin],
+        x[~is_train],
+        series[~is_train],
         first=first,
         batch=batch,
         num_batches=num_batches,

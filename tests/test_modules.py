@@ -15,7 +15,9 @@ from gpytorch.kernels import (
 )
 from gpytorch.means import ZeroMean
 
+from torch_ssgp import StreamingGP
 from torch_ssgp.modules import (
+    gram,
     inducing_gram,
     lazy_gram,
     prior_blocks,
@@ -115,3 +117,19 @@ def test_the_covariance_of_a_prediction_has_no_jitter_of_gpytorch(unit, batch_sh
         diagonal = K.diagonal(dim1=-2, dim2=-1)
         expected = expected.diagonal(dim1=-2, dim2=-1)
         torch.testing.assert_close(diagonal, expected, rtol=1e-12, atol=0)
+
+
+def test_predictions_at_the_inducing_points_have_no_jitter_of_gpytorch():
+    # As many points as inducing points, and the same: a square call, to GPyTorch.
+    x = torch.ones(8, 1, dtype=torch.float64)
+    kernel = LinearKernel() + LinearKernel()
+    model = StreamingGP(kernel, num_inducing=8).double()
+    model.update(x[:1], x[:1, 0], num_steps=0, inducing_points=x)
+    assert torch.isfinite(model(x).mean).all()  # a warning is an error here
+    kernel = kernel.requires_grad_(False)
+    torch.testing.assert_close(
+        gram(kernel, x, x),
+        gram(kernel, x, x[:3])[:, :1].expand(8, 8),
+        rtol=1e-12,
+        atol=0,
+    )

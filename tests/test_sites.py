@@ -344,7 +344,7 @@ def test_digits_streamed_class_by_class_are_not_forgotten():
 
 
 def test_banana_streams_as_well_as_a_batch():
-    """A reduced form of the table in scripts/likelihoods.py: one order."""
+    """A reduced form of the table of scripts/reproduce.py: one order."""
     stream = banana("left_to_right", batches=4, max_test=1000)
     errors = tables.binary_errors(
         tables.binary_model(30), stream.batches, stream.x_test, stream.y_test

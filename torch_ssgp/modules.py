@@ -34,10 +34,17 @@ from torch_ssgp.functional import PriorBlocks
 KERNELS = threading.RLock()
 
 
-def gram(kernel: Kernel, x1: Tensor, x2: Tensor | None = None) -> Tensor:
-    """Dense covariance ``(*batch, n1, n2)``."""
+def gram(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
+    """Dense covariance ``(*batch, n1, n2)``, never by a square call.
+
+    GPyTorch adds jitter of its own to square sums with a low-rank kernel, and compares
+    the two inputs of a square call on the host.
+    """
+    n2 = x2.size(-2)
+    if n2 == x1.size(-2):
+        x2 = torch.cat([x2, x2[..., :1, :]], -2)
     with KERNELS:
-        return to_dense(kernel(x1, x2))
+        return to_dense(kernel(x1, x2))[..., :n2]
 
 
 def variances(kernel: Kernel, x: Tensor) -> Tensor:
@@ -137,9 +144,7 @@ def inducing_gram(
 ) -> InducingGram:
     """Covariance of inducing values with themselves and with other values.
 
-    One rectangular call, for three reasons: GPyTorch adds jitter of its own to square
-    sums with a low-rank kernel, compares the two inputs of a square call on the host,
-    and one call is faster than two.
+    One call for both, since it is faster than two.
 
     Args:
         kernel: Prior covariance.
@@ -152,10 +157,7 @@ def inducing_gram(
         The covariances and the variance of the jitter.
     """
     num_inducing = z.size(-2)
-    if others is None or others.size(-2) == 0:
-        K = gram(kernel, z, torch.cat([z, z[..., :1, :]], -2))[..., :num_inducing]
-    else:
-        K = gram(kernel, z, torch.cat([z, others], -2))
+    K = gram(kernel, z, z if others is None else torch.cat([z, others], -2))
     # Distances of a point to itself are not exactly zero in a rectangular call.
     k_zz = variances(kernel, z)
     if isinstance(jitter, Tensor):

@@ -1,0 +1,6 @@
+def draw(name, cells, path):
+    pass
+
+
+def report(out):
+    return out
