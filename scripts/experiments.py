@@ -323,7 +323,7 @@ class Budget(NamedTuple):
 
 SMALL = Budget(10, 3, 10, 10, 200, 300)
 TIMESERIES = Budget(100, 5, 100, 300, 3000, 3000)
-TERRAIN = Budget(40, 5, 100, 100, 3000, 7500)
+TERRAIN = Budget(30, 5, 100, 100, 3000, 7500)
 RATES = (0.001, 0.01, 0.1)
 
 
@@ -452,10 +452,10 @@ def terrain_cells(settings: Settings) -> list[Cell]:
 
 # -------------------------------------------------------------------------- memory
 
-MEMORY = Budget(40, 5, 0, 0, 2000, 6000)
+MEMORY = Budget(30, 5, 0, 0, 2000, 6000)
 
 
-def memory(method: str, data: str, quick: bool, data_dir: str | None) -> Row:
+def memory(name: str, data: str, quick: bool, data_dir: str | None) -> Row:
     """Peak memory of one method over the terrain, in a process of its own.
 
     What the process holds before the method exists (libraries, data) is subtracted.
@@ -463,26 +463,34 @@ def memory(method: str, data: str, quick: bool, data_dir: str | None) -> Row:
     stream = heights(data, 750, quick, data_dir)
     budget, m = (SMALL, 30) if quick else (MEMORY, 600)
     before = resident_mib()
-    runner = make(method, stream, m, budget)
-    peaks = []
+    method = Watched(make(name, stream, m, budget), before)
+    row = trace(method, stream)
+    return {**row, "peak_MiB": max(method.peaks), "peaks_MiB": method.peaks}
 
-    class Watched:
-        """The method, with its peak noted after each update."""
 
-        failures: list[str] = []
+class Watched:
+    """A method whose peaks of memory are noted, one for every batch.
 
-        def update(self, x: Tensor, y: Tensor) -> None:
-            reset_peak()
-            runner.update(x, y)
+    Args:
+        method: What is watched.
+        before: What the process held before, in MiB.
+    """
 
-        def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            result = runner.predict(x)
-            peaks.append(peak_mib() - before)
-            return result
+    def __init__(self, method: Method, before: float) -> None:
+        self.method, self.before = method, before
+        self.hyperparameters = method.hyperparameters
+        self.peaks: list[float] = []
 
-        hyperparameters = runner.hyperparameters
+    def update(self, x: Tensor, y: Tensor) -> None:
+        """As the method; a new peak begins."""
+        reset_peak()
+        self.method.update(x, y)
 
-    return {**trace(Watched(), stream), "peak_MiB": max(peaks), "peaks_MiB": peaks}
+    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As the method; the peak is noted."""
+        result = self.method.predict(x)
+        self.peaks.append(peak_mib() - self.before)
+        return result
 
 
 def memory_cells(settings: Settings) -> list[Cell]:
@@ -493,7 +501,7 @@ def memory_cells(settings: Settings) -> list[Cell]:
         "data_dir": str(settings.data_dir) if settings.data_dir else None,
     }
     methods = ("streaming", "windowed GP", "windowed SGPR")
-    return [Cell(m, memory, {"method": m, **options}, 600) for m in methods]
+    return [Cell(m, memory, {"name": m, **options}, 600) for m in methods]
 
 
 def _status_mib(field: str) -> float:
@@ -522,28 +530,30 @@ def reset_peak() -> None:
 
 
 def banana(order: str, seed: int, batches: int, quick: bool) -> Row:
-    """Errors after every batch, and the latent mean on a grid."""
+    """Errors after every batch; for the first seed the latent mean on a grid, too."""
     stream = streams.banana(order, seed=seed, batches=batches)
     model = binary_model(num_inducing=30)
-    span = torch.linspace(-3, 3, 20 if quick else 50, dtype=torch.float64)
+    span = torch.linspace(-3, 3, 20 if quick else 40, dtype=torch.float64)
     grid = torch.cartesian_prod(span, span)
-    errors, means, points = [], [], []
+    errors, panels = [], []
     for x, y in stream.batches:
         # One batch has to learn at once what a stream learns in ten updates.
         model.update(x, y, num_steps=5 if quick else 100 if batches > 1 else 300)
         mean = torch.cat([model(part).mean for part in stream.x_test.split(1000)])
         wrong = mean.gt(0) != stream.y_test.gt(0.5)
         errors.append(wrong.double().mean().item())
-        means.append(model(grid).mean.reshape(len(span), -1).tolist())
-        points.append(model.summary.inducing_points.tolist())
-    return {
-        "span": span.tolist(),
-        "errors": errors,
-        "means": means,
-        "z": points,
-        "x": [x.tolist() for x, _ in stream.batches],
-        "y": [y.tolist() for _, y in stream.batches],
-    }
+        if seed == 0:
+            latent = model(grid).mean.reshape(len(span), -1)
+            points = model.summary.inducing_points
+            panels.append(
+                {
+                    "x": x.tolist(),
+                    "y": y.tolist(),
+                    "z": points.tolist(),
+                    "mean": [[round(f, 2) for f in row] for row in latent.tolist()],
+                }
+            )
+    return {"errors": errors, "span": span.tolist(), "panels": panels}
 
 
 def banana_cells(settings: Settings) -> list[Cell]:

@@ -63,9 +63,9 @@ class Results:
 
 
 def rounded(value: Any) -> Any:
-    """Floats to seven digits: more than any figure shows, and files stay small."""
+    """Floats to nine digits: more than any figure shows, and files stay small."""
     if isinstance(value, float):
-        return float(f"{value:.7g}")
+        return float(f"{value:.9g}")
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list):
