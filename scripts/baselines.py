@@ -424,7 +424,8 @@ class SVI(_Baseline):
     """Stochastic variational inference: gradient steps on each batch as it comes.
 
     The bound takes each batch for a sample of all data seen so far, which an ordered
-    stream is not: what was learned before stays as far as no step changes it.
+    stream is not: what was learned before stays as far as no step changes it. On the
+    first batch q starts at its best.
 
     Args:
         num_dims: Number of inputs.
@@ -451,6 +452,7 @@ class SVI(_Baseline):
         """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
         if self.num_data == 0:
             self.prior.initialize_from(x, y)
+            self.model.set_best_distribution(x, y)
         self.num_data += len(y)
         self.model.train()
         good = self._state()

@@ -2,10 +2,11 @@
 
     python scripts/benchmark.py core       cost of an update against its floor
     python scripts/benchmark.py choice     cost of choosing inducing points
-    python scripts/benchmark.py stream     the paper's pseudo-periodic stream
     python scripts/benchmark.py policies   streams x policies x seeds; takes hours
     python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
     python scripts/benchmark.py report     docs/benchmarks.md from what was written
+
+Accuracy on the streams of the paper: ``scripts/reproduce.py``.
 
 Absolute times depend on the machine; ratios within one run do not, as far as that is
 possible. Every time is the median of repetitions that alternate with its floor.
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -27,7 +27,6 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 from tqdm import tqdm
 
-import streams
 from torch_ssgp import (
     AdaptiveBudget,
     GreedyInformation,
@@ -149,70 +148,6 @@ def core(repeats: int = 15) -> list[Row]:
     return rows
 
 
-def run_stream(
-    stream: streams.Stream, num_inducing: int, **options: Any
-) -> tuple[StreamingGP, Row]:
-    """Default updates over a stream; accuracy on all its test points at the end."""
-    model = StreamingGP(
-        ScaleKernel(RBFKernel()), num_inducing=num_inducing, **options
-    ).double()
-    start = time.perf_counter()
-    for x, y in tqdm(stream.batches, desc=f"{stream.name} M={num_inducing}"):
-        result = model.update(x, y)
-    seconds = time.perf_counter() - start
-    prediction = model.predict(stream.x_test)
-    log_density = torch.distributions.Normal(
-        prediction.mean, prediction.stddev
-    ).log_prob(stream.y_test)
-    return model, {
-        "stream": stream.name,
-        "M": num_inducing,
-        "RMSE": (prediction.mean - stream.y_test).square().mean().sqrt().item(),
-        "MLL": log_density.mean().item(),
-        "bound": result.bound.item(),
-        "seconds": seconds,
-    }
-
-
-def batch_sgpr(stream: streams.Stream, num_inducing: int, num_steps: int) -> Row:
-    """The ceiling: all training data at once, L-BFGS to convergence."""
-    model = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=num_inducing).double()
-    x, y = stream.x_train, stream.y_train
-    z = x[torch.linspace(0, len(x) - 1, num_inducing).long()]
-    # Adam first finds the basin that L-BFGS then descends.
-    model.update(x, y, num_steps=100, inducing_points=z)
-    start = model.summary.inducing_points
-    model.summary = type(model.summary)()
-    model.update(x, y, num_steps=num_steps, optimizer="lbfgs", inducing_points=start)
-    prediction = model.predict(stream.x_test)
-    log_density = torch.distributions.Normal(
-        prediction.mean, prediction.stddev
-    ).log_prob(stream.y_test)
-    return {
-        "stream": stream.name,
-        "form": "batch SGPR",
-        "M": num_inducing,
-        "RMSE": (prediction.mean - stream.y_test).square().mean().sqrt().item(),
-        "MLL": log_density.mean().item(),
-    }
-
-
-def stream(repeats: int = 0) -> list[Row]:
-    """The pseudo-periodic stream of the paper in every form, and batch SGPR."""
-    del repeats
-    data = streams.pseudo_periodic()
-    rows = []
-    for m, form, options in [
-        (100, "VFE, shared noise (default)", {}),
-        (200, "VFE, shared noise (default)", {}),
-        (100, "VFE, paper", {"share_noise": False}),
-        (100, "Power-EP 0.5", {"alpha": 0.5}),
-    ]:
-        rows.append({"form": form, **run_stream(data, m, **options)[1]})
-    rows.append(batch_sgpr(data, 100, 100))
-    return rows
-
-
 def bayesopt(repeats: int = 0) -> list[Row]:
     """Cost, fantasies and regret of the BoTorch surrogate; regret takes long."""
     del repeats
@@ -244,7 +179,6 @@ def choice(repeats: int = 15) -> list[Row]:
 COMMANDS = {
     "core": core,
     "choice": choice,
-    "stream": stream,
     "bayesopt": bayesopt,
 }
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -259,19 +193,6 @@ update, in the same run on one thread; the other columns are ratios to it. Small
 are dominated by the overhead of many small operations, large ones by arithmetic.
 
 {core}
-
-## The paper's pseudo-periodic stream
-
-Default settings, 12,000 points in batches of 300 after a first of 1,000, RMSE and mean
-log-likelihood on 12,000 test points at the end. Targets are in units of the spread of
-the first batch; in units of the first 1,000 time steps, which are common for this
-series, RMSE is {unit:.3f} times as large and the log-likelihood {shift:+.3f}.
-
-{stream}
-
-With 100 inducing points the fastest component of the series cannot be resolved, in
-batch inference neither; the paper's form of the past, which keeps the noise it had,
-does not survive that. With 200 points all is resolved.
 
 ## Inducing points
 
@@ -324,7 +245,7 @@ def report() -> None:
     """Write the page of the docs from the JSON files beside it."""
     tables = {
         name: markdown(json.loads((DOCS / "data" / f"{name}.json").read_text()))
-        for name in ("core", "choice", "stream")
+        for name in ("core", "choice")
     }
     bayesopt = json.loads((DOCS / "data" / "bayesopt.json").read_text())
     tables["bayesopt"] = markdown([row for rows in bayesopt.values() for row in rows])
@@ -333,11 +254,10 @@ def report() -> None:
     rows = json.loads((DOCS / "data" / "policies.json").read_text())
     lines = table(rows)
     tables["policies"], tables["ranking"] = markdown(lines), markdown(ranking(lines))
-    tables["reading"], tables["missing"] = READING, missing(rows)
-    values = streams.pseudo_periodic_values()
-    unit = (values[:2000:2].std() / values[:1000].std()).item()
-    page = PAGE.format(**tables, unit=unit, shift=-math.log(unit))
-    (DOCS / "benchmarks.md").write_text(page)
+    gap = json.loads((DOCS / "data" / "gap.json").read_text())
+    tables["reading"] = READING.format(stream=gap["stream"], gap=markdown(gap["rows"]))
+    tables["missing"] = missing(rows)
+    (DOCS / "benchmarks.md").write_text(PAGE.format(**tables))
 
 
 def print_rows(rows: list[Row]) -> None:

@@ -7,19 +7,29 @@ missing: what is there is drawn.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from experiments import Row
 from torch_ssgp.plotting import require_pyplot
+from verdicts import (
+    BATCH,
+    OURS,
+    SVI,
+    Cells,
+    alpha_forms,
+    contests,
+    family,
+    frontier,
+    gaps,
+    is_svi,
+    learnt,
+    shown,
+)
 
-Cells = dict[str, Row]
-
-OURS, BATCH, SVI = "streaming", "batch SGPR", "SVI"
 COLOURS = {
     OURS: "C3",
     "windowed GP": "C0",
@@ -28,131 +38,6 @@ COLOURS = {
     "online conditioning": "C4",
     BATCH: "0.35",
 }
-
-
-# ---------------------------------------------------------------- what cells are of
-
-
-class Setting(NamedTuple):
-    """What all methods of a comparison have in common.
-
-    Attributes:
-        data: Name of the stream.
-        num_inducing: Number of inducing points.
-        batch: Points in a batch.
-    """
-
-    data: str
-    num_inducing: int
-    batch: int
-
-    def __str__(self) -> str:
-        return f"{self.data}, M = {self.num_inducing}, batches of {self.batch:,}"
-
-
-_COMPARED = re.compile(
-    r"(?P<data>[^;]+); (?P<method>[^;]+); (?:M=(?P<m>\d+)|all points); "
-    r"(?:batches of (?P<batch>\d+)|at once)"
-)
-
-
-def contests(cells: Cells) -> dict[Setting, Cells]:
-    """The results of all methods in each setting, by method.
-
-    A full GP, which has no inducing points, and the batch model, which sees no batches,
-    belong to every setting of their data that they do not contradict.
-    """
-    matches = {key: _COMPARED.fullmatch(key) for key in cells}
-    runs = [(m.groupdict(), cells[key]) for key, m in matches.items() if m]
-    settings = sorted(
-        {
-            Setting(run["data"], int(run["m"]), int(run["batch"]))
-            for run, _ in runs
-            if run["m"] and run["batch"]
-        }
-    )
-    methods = list(COLOURS)
-    runs.sort(
-        key=lambda run: (methods.index(family(run[0]["method"])), run[0]["method"])
-    )
-    return {
-        setting: {
-            run["method"]: row
-            for run, row in runs
-            if run["data"] == setting.data
-            and run["m"] in (None, str(setting.num_inducing))
-            and run["batch"] in (None, str(setting.batch))
-        }
-        for setting in settings
-    }
-
-
-def family(method: str) -> str:
-    """The method without its learning rate."""
-    return SVI if is_svi(method) else method
-
-
-def is_svi(method: str) -> bool:
-    """Whether it is stochastic variational inference, at any rate."""
-    return method.startswith(SVI)
-
-
-def shown(contest: Cells) -> Cells:
-    """A contest with one rate of SVI: that with the lowest error at the end."""
-    rates = [method for method in contest if is_svi(method)]
-    best = min(rates, key=lambda method: -merit(contest[method], "RMSE"), default=None)
-    return {
-        method: row
-        for method, row in contest.items()
-        if not is_svi(method) or method == best
-    }
-
-
-def merit(row: Row, score: str) -> float:
-    """``RMSE`` or ``MLL`` of a row, such that more is better and NaN is worst."""
-    value = row[score] if score == "MLL" else -row[score]
-    return -math.inf if math.isnan(value) else value
-
-
-def frontier(contest: Cells, score: str) -> list[Row]:
-    """Rows that no other is both faster and better than, from the fastest on."""
-    kept: list[Row] = []
-    for row in sorted(contest.values(), key=lambda row: row["seconds"]):
-        if not kept or merit(row, score) > merit(kept[-1], score):
-            kept.append(row)
-    return kept
-
-
-def alpha_forms(cells: Cells) -> dict[str, dict[int, Row]]:
-    """Rows of the experiment on alpha, by form and split; forms by alpha."""
-    forms: dict[str, dict[int, Row]] = {}
-    # The form with shared noise comes last: it is ours, the others are the paper's.
-    order = sorted(cells, key=lambda key: ("noise" in key, cells[key]["alpha"], key))
-    for key in order:
-        form, split = key.split("; split ")
-        forms.setdefault(form, {})[int(split)] = cells[key]
-    return forms
-
-
-def gaps(row: Row) -> np.ndarray:
-    """Distances between neighbouring inducing points on a line."""
-    return np.diff(np.sort(np.array(row["z"])))
-
-
-def learnt(cells: Cells) -> dict[float, dict[int | None, np.ndarray]]:
-    """Learnt - true, draws x batches, by lengthscale and M; the full GP is last."""
-    groups: dict[float, dict[int | None, list[Row]]] = {}
-    order = sorted(cells.values(), key=lambda row: (row["M"] is None, row["M"] or 0))
-    for row in sorted(order, key=lambda row: row["lengthscale"]):
-        sizes = groups.setdefault(row["lengthscale"], {})
-        sizes.setdefault(row["M"], []).append(row)
-    return {
-        true: {
-            m: np.array([row["learnt"] for row in rows]) - true
-            for m, rows in sizes.items()
-        }
-        for true, sizes in groups.items()
-    }
 
 
 # ----------------------------------------------------------------------- the figures
@@ -231,8 +116,8 @@ def _stretch_top(ax: Any, values: Iterable[float]) -> None:
     # Round to the last digit in which neighbours differ.
     digits = -np.floor(np.log10(np.diff(places))).astype(int)
     places = places[1:]
-    ticks = sorted({round(v, d) for v, d in zip(places, digits, strict=True)})
-    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    ticks = sorted({round(v, d) + 0.0 for v, d in zip(places, digits, strict=True)})
+    ax.set_yticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
     ax.minorticks_off()
     ax.set_ylim(value_at(low - 0.04 * (high - low)), top)
 
@@ -420,8 +305,7 @@ def _race(ax: Any, contest: Cells, score: str) -> None:
             zorder=3 if ours else 2,
         )
         ax.plot(seconds[-1], scores[-1], "*", color=colour, ms=12, mec="w", zorder=4)
-    ends = frontier({m: row for m, row in contest.items() if m != BATCH}, score)
-    if ends:
+    if ends := frontier(contest, score):
         corners = [(row["seconds"], row[score]) for row in ends]
         latest = max(row["seconds"] for row in contest.values())
         corners.append((1.15 * latest, corners[-1][1]))

@@ -16,6 +16,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -25,6 +26,7 @@ import torch
 from tqdm import tqdm
 
 import figures
+import reproduction_page
 from experiments import ALONE, EXPERIMENTS, Cell, Row, Settings
 
 OUT = Path("out/reproduction")
@@ -41,22 +43,26 @@ class Results:
 
     def __init__(self, experiment: str, settings: Settings, out: Path) -> None:
         self.path = out / f"{experiment}.json"
-        self.quick = settings.quick
+        self.settings = {
+            "quick": settings.quick,
+            "tile": settings.data_dir is not None,  # which terrain
+        }
         self.cells: dict[str, Row] = {}
         if self.path.exists():
             kept = json.loads(self.path.read_text())
-            if kept["quick"] != settings.quick:
+            self.cells = kept.pop("cells")
+            if kept != self.settings:
                 raise SystemExit(
-                    f"{self.path} was written {'with' if kept['quick'] else 'without'} "
-                    "--quick. Choose another folder with --out, or delete the file."
+                    f"{self.path} was written with other settings ({kept}, now "
+                    f"{self.settings}). Choose another folder with --out, or delete "
+                    "the file."
                 )
-            self.cells = kept["cells"]
 
     def add(self, key: str, row: Row) -> None:
         """Keep a result, on disk before anything else happens."""
         self.cells[key] = rounded(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = json.dumps({"quick": self.quick, "cells": self.cells}, indent=0)
+        whole = json.dumps({**self.settings, "cells": self.cells}, indent=0)
         draft = self.path.with_suffix(".tmp")
         draft.write_text(whole + "\n")
         os.replace(draft, self.path)
@@ -79,7 +85,9 @@ Job = tuple[str, Cell]  # of which experiment
 def work(cell: Cell) -> Row:
     """Run a cell; one thread, since cells run side by side."""
     torch.set_num_threads(1)
-    return cell.function(**cell.options)
+    start = time.process_time()
+    row = cell.function(**cell.options)
+    return {**row, "took": time.process_time() - start}
 
 
 def outcomes(work_list: list[Job], jobs: int, alone: bool) -> Iterator[tuple[Job, Row]]:
@@ -152,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "report" in chosen.experiments:
         if len(chosen.experiments) > 1:
             parser.error("report stands alone: it reads what was run before.")
-        print(figures.report(chosen.out))
+        print(reproduction_page.report(chosen.out))
         return
     names = list(EXPERIMENTS) if "all" in chosen.experiments else chosen.experiments
     settings = Settings(chosen.quick, chosen.seeds, chosen.data_dir)

@@ -296,7 +296,9 @@ def test_best_distribution_reaches_the_collapsed_bound() -> None:
     svi.model.train()
     z = svi.model.variational_strategy.inducing_points
     best = collapsed_bound(svi.model, z, x, y)
-    assert -len(y) * svi.loss(x, y).item() == pytest.approx(best, abs=1e-3)
+    # GPyTorch adds its jitter to the variance of the function at the data, too.
+    lost = len(y) * 1e-6 / (2 * svi.model.likelihood.noise.item())
+    assert -len(y) * svi.loss(x, y).item() == pytest.approx(best - lost, abs=1e-4)
 
 
 def test_svi_keeps_the_last_good_parameters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,436 @@
+"""The experiments of the paper run, resume and are drawn; the page is the files'."""
+
+import copy
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import experiments
+import figures
+import reproduce
+import reproduction_page
+import streams
+import verdicts
+from experiments import EXPERIMENTS, Row, Settings
+from verdicts import Setting
+
+ROOT = Path(__file__).resolve().parents[1]
+PNG = b"\x89PNG\r\n\x1a\n"
+FIXED, AT_DATA = "fixed inducing points", "inducing points at the data"
+
+
+def read(path: Path) -> Row:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------------- runs of it all
+
+
+def test_all_quick_leaves_files_pictures_and_a_page(tmp_path: Path) -> None:
+    # One test and no fixture: two workers would run all of it twice.
+    out = tmp_path / "reproduction"
+    reproduce.main(["all", "--quick", "--out", str(out), "--jobs", "1"])
+    for name, cells in EXPERIMENTS.items():
+        kept = read(out / f"{name}.json")
+        assert kept["quick"]
+        assert set(kept["cells"]) == {cell.key for cell in cells(Settings(quick=True))}
+        picture = (out / f"{name}.png").read_bytes()
+        assert picture.startswith(PNG) and len(picture) > 10_000, name
+
+    reproduce.main(["report", "--out", str(out)])
+    page = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
+    for name in EXPERIMENTS:
+        assert f"## {reproduction_page.SECTIONS[name].title}\n" in page
+        assert f"(reproduction/{name}.png)" in page
+    assert page.count("**Measured.**") == len(EXPERIMENTS)
+    assert "Not run" not in page and not re.search(r"\b(nan|inf)\b", page)
+    assert "Tiny versions" in page
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the smallest of the experiments."""
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    reproduce.main(["equivalence", "--quick", "--out", str(out)])
+    return out
+
+
+def test_only_missing_cells_run_again(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path(shutil.copytree(finished, tmp_path / "out"))
+    path = out / "equivalence.json"
+    before = read(path)
+    kept = copy.deepcopy(before)
+    del kept["cells"][AT_DATA]
+    path.write_text(json.dumps(kept))
+    calls = []
+
+    def counted(at_data: bool) -> Row:
+        calls.append(at_data)
+        return before["cells"][AT_DATA]
+
+    monkeypatch.setattr(experiments, "equivalence", counted)
+    reproduce.main(["equivalence", "--quick", "--out", str(out)])
+    assert calls == [True]
+    after = read(path)["cells"]
+    assert after[FIXED] == before["cells"][FIXED]
+    assert after[AT_DATA]["panels"] == before["cells"][AT_DATA]["panels"]
+
+    reproduce.main(["equivalence", "--quick", "--out", str(out)])
+    assert calls == [True]
+
+
+def test_an_interrupt_keeps_what_is_finished(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = read(finished / "equivalence.json")["cells"][FIXED]
+
+    def interrupted(at_data: bool) -> Row:
+        if at_data:
+            raise KeyboardInterrupt
+        return row
+
+    monkeypatch.setattr(experiments, "equivalence", interrupted)
+    with pytest.raises(SystemExit, match="same command goes on"):
+        reproduce.main(["equivalence", "--quick", "--out", str(tmp_path)])
+    cells = read(tmp_path / "equivalence.json")["cells"]
+    assert list(cells) == [FIXED] and cells[FIXED]["panels"] == row["panels"]
+
+
+def test_quick_and_full_results_are_not_mixed(finished: Path) -> None:
+    with pytest.raises(SystemExit, match="other settings.*--out"):
+        reproduce.main(["equivalence", "--out", str(finished)])
+
+
+def test_report_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        reproduce.main(["toy", "report"])
+    assert "report stands alone" in capsys.readouterr().err
+
+
+def test_streaming_equals_batch_inference(finished: Path) -> None:
+    cells = read(finished / "equivalence.json")["cells"]
+    for panel in (panel for row in cells.values() for panel in row["panels"]):
+        assert panel["online_bound"] == pytest.approx(panel["batch_bound"], abs=1e-6)
+        assert verdicts.curve_gap(panel, "mean") < 1e-6
+        assert verdicts.curve_gap(panel, "std") < 1e-6
+    assert verdicts.bounds_agree(cells)
+
+
+def test_the_page_is_that_of_the_files() -> None:
+    out = ROOT / "docs" / "reproduction"
+    if not out.exists():
+        pytest.skip("docs/reproduction is not there yet")
+    page = out.with_suffix(".md").read_text(encoding="utf-8")
+    assert page == reproduction_page.page(out)
+    for name in reproduction_page.load(out):
+        assert (out / f"{name}.png").read_bytes().startswith(PNG), name
+
+
+# ---------------------------------------------------- verdicts, on rows made by hand
+
+
+def end(seconds: float, rmse: float, mll: float = 0.0, **others: object) -> Row:
+    """A stream of two batches that ends like this."""
+    last = {"seconds": seconds, "RMSE": rmse, "MLL": mll}
+    first = {"seconds": seconds / 2, "RMSE": 2 * rmse, "MLL": mll - 1}
+    row = {"trace": [first, last], **last, "failures": [], "converged": None}
+    return {**row, **others}
+
+
+def test_a_baseline_dominates_if_it_is_faster_and_better() -> None:
+    contest = {
+        "streaming": end(10, 0.5, 1.0),
+        "windowed GP": end(9, 0.4, 0.5),  # faster, better in RMSE only
+        "windowed SGPR": end(11, 0.1, 2.0),  # better, but slower
+        "SVI 0.1": end(1, 0.9, -3.0),  # faster, but worse
+        "SVI 0.01": end(1, math.nan, math.nan),
+        "batch SGPR": end(1, 0.01, 3.0),  # the ceiling does not count
+    }
+    assert verdicts.dominators(contest, "RMSE") == ["windowed GP"]
+    assert verdicts.dominators(contest, "MLL") == []
+    every = {Setting("audio", 100, 300): contest}
+    sentence = reproduction_page.frontier_sentence(every)
+    assert sentence.endswith("windowed GP by RMSE in 1 of 1 settings.")
+    del contest["windowed GP"]
+    assert reproduction_page.frontier_sentence(every).startswith("No baseline is both")
+    del contest["streaming"]
+    assert reproduction_page.frontier_sentence(every) == "Our method was not run."
+
+
+def test_equal_is_not_better() -> None:
+    contest = {"streaming": end(10, 0.5, 1.0), "windowed GP": end(9, 0.5, 1.0)}
+    assert not verdicts.dominators(contest, "RMSE")
+    contest["windowed GP"] = end(10, 0.4, 2.0)
+    assert not verdicts.dominators(contest, "RMSE")
+
+
+def test_the_frontier_rises_with_time() -> None:
+    contest = {
+        "streaming": end(10, 0.5),
+        "windowed GP": end(5, 0.6),
+        "windowed SGPR": end(7, 0.8),
+        "online conditioning": end(1, math.nan),
+        "batch SGPR": end(2, 0.1),
+    }
+    ends = verdicts.frontier(contest, "RMSE")
+    assert [row["seconds"] for row in ends] == [1, 5, 10]
+
+
+def test_near_the_batch_model_is_judged_by_both_scores() -> None:
+    batch = end(1, 1.0, 1.0)
+    assert verdicts.gap(end(1, 1.05, 0.96), batch).near == (True, True)
+    assert verdicts.gap(end(1, 1.06, 0.94), batch).near == (False, False)
+    assert verdicts.gap(end(1, math.nan, math.nan), batch).near == (False, False)
+    assert math.isnan(verdicts.gap(batch, None).ratio)
+    assert verdicts.gap(batch, None).near == (False, False)
+
+
+def test_methods_without_points_or_batches_join_every_setting() -> None:
+    row = end(1, 1)
+    cells = {
+        "audio; windowed GP; all points; batches of 300": row,
+        "audio; batch SGPR; M=100; at once": row,
+        "audio; SVI 0.1; M=100; batches of 300": row,
+        "audio; streaming; M=100; batches of 300": row,
+        "audio; streaming; M=200; batches of 300": row,
+        "audio; streaming; M=100; batches of 500": row,
+        "pseudo-periodic; streaming; M=100; batches of 500": row,
+    }
+    every = verdicts.contests(cells)
+    assert {tuple(setting): list(contest) for setting, contest in every.items()} == {
+        ("audio", 100, 300): ["streaming", "windowed GP", "SVI 0.1", "batch SGPR"],
+        ("audio", 100, 500): ["streaming", "batch SGPR"],
+        ("audio", 200, 300): ["streaming", "windowed GP"],
+        ("pseudo-periodic", 100, 500): ["streaming"],
+    }
+
+
+def test_keys_of_experiments_are_understood() -> None:
+    for name in ("timeseries", "terrain"):
+        cells = {cell.key: end(1, 1) for cell in EXPERIMENTS[name](Settings())}
+        every = verdicts.contests(cells)
+        assert len(every) == (8 if name == "timeseries" else 4)
+        assert all(len(contest) >= 5 for contest in every.values())
+        found = {id(row) for contest in every.values() for row in contest.values()}
+        assert len(found) == len(cells)
+
+
+def test_the_best_rate_is_that_of_the_lowest_error() -> None:
+    contest = {
+        "SVI 0.001": end(1, 0.5, -9.0),
+        "SVI 0.01": end(1, 0.6, 9.0),
+        "SVI 0.1": end(1, math.nan, math.nan),
+    }
+    assert list(verdicts.shown(contest)) == ["SVI 0.001"]
+
+
+def test_windowed_models_are_beaten_only_if_both_are() -> None:
+    contest = {
+        "streaming": end(10, 0.5, 1.0),
+        "windowed GP": end(10, 0.6, 1.1),
+        "windowed SGPR": end(10, 0.7, 0.9),
+    }
+    every = {Setting("terrain", 400, 750): contest}
+    assert verdicts.beats_windows(every, "RMSE") == [True]
+    assert verdicts.beats_windows(every, "MLL") == [False]
+    del contest["windowed SGPR"]
+    assert verdicts.beats_windows(every, "RMSE") == []
+
+
+def test_a_difference_is_clear_beyond_two_standard_errors() -> None:
+    assert verdicts.estimate([1.0, 1.1, 0.9]).clear
+    assert not verdicts.estimate([1.0, -1.0, 0.9]).clear
+    one = verdicts.estimate([-1.0])
+    assert not one.clear and str(one) == "−1.000"
+    assert str(verdicts.estimate([1.0, 3.0])) == "2.000 ± 1.000"
+
+
+def alpha_cells(*means: float) -> verdicts.Cells:
+    """Two splits of each of alpha 0, 0.5 and 1, with the MLL of ``means``."""
+    return {
+        f"{alpha:g}; split {split}": end(
+            1, 1, mean + 0.01 * split, alpha=alpha, z=[0, 1, 2 + split, 4 + alpha]
+        )
+        for alpha, mean in zip((0.0, 0.5, 1.0), means, strict=True)
+        for split in range(2)
+    }
+
+
+@pytest.mark.parametrize(
+    ("means", "order", "verdict"),
+    [
+        (
+            (3, 2, 1),
+            "falls with α; it is highest at α = 0",
+            "is reproduced: small α is",
+        ),
+        ((2, 3, 1), "is not monotone in α; it is highest at α = 0.5", "not every step"),
+        ((1, 2, 3), "is not monotone in α; it is highest at α = 1", "is refuted"),
+        ((1, 2, 1), "is not monotone in α", "neither reproduced nor refuted"),
+    ],
+)
+def test_the_order_of_alpha_is_judged(
+    means: tuple[float, ...], order: str, verdict: str
+) -> None:
+    cells = alpha_cells(*means)
+    assert order in reproduction_page.alpha_measured(cells)
+    assert verdict in reproduction_page.alpha_differences(cells)
+
+
+def test_clumps_are_gaps_far_below_the_mean() -> None:
+    spread = [0.1 * k for k in range(11)]
+    assert verdicts.clumped({"z": spread}) == 0
+    pairs = [z + tiny for z in spread for tiny in (0, 1e-4)]
+    assert verdicts.clumped({"z": pairs}) == pytest.approx(11 / 21)
+
+
+def test_memory_is_flat_or_not() -> None:
+    assert verdicts.flatness({"peaks_MiB": [1, 9, 10, 50, 11]}) == pytest.approx(1.1)
+    assert math.isnan(verdicts.flatness({"peaks_MiB": [1, 9]}))
+
+
+# ------------------------------------------- any subset of cells can be drawn and told
+
+
+def curve(*names: str) -> Row:
+    return {name: [0.0, 1.0, 0.5] for name in names}
+
+
+def made(key: str, name: str) -> Row:
+    """A row as the experiment returns it, with made-up numbers that differ by key."""
+    x = 1 + sum(map(ord, key)) % 17 / 17
+    if name == "toy":
+        panel = {"x": [0.0, 1.0], "y": [0.0, x], "z": [0.5], **curve("mean", "std")}
+        row = end(1, x, batch=end(1, 1))
+        return {**row, "grid": [0, 1, 2], "panels": [panel, panel]}
+    if name == "alpha":
+        alpha = float(key.split(";")[0].split(",")[0])
+        return end(x, x, -x, alpha=alpha, z=[0.0, x, 3.0, 3.1])
+    if name == "hyperparameters":
+        true, m, _ = key.split("; ")
+        m = None if m == "full GP" else int(m.removeprefix("M="))
+        return {"lengthscale": float(true.split()[1]), "M": m, "learnt": [x, x / 2]}
+    if name == "memory":
+        return end(x, x, -x, peak_MiB=10 * x, peaks_MiB=[1.0, 9.0, 10 * x])
+    if name == "banana":
+        panel = {
+            "x": [[0.0, 1.0]],
+            "y": [1.0],
+            "z": [[0.0, 0.0]],
+            "mean": [[-1, x]] * 2,
+        }
+        panels = [panel, panel] if "random" not in key or key.endswith("0") else []
+        return {"errors": [x / 5, x / 10], "span": [-3, 3], "panels": panels}
+    if name == "equivalence":
+        curves = curve("online_mean", "online_std", "batch_mean", "batch_std")
+        panel = {"x": [0.0], "y": [x], "z": [0.5], **curves}
+        panel |= {"online_bound": x, "batch_bound": x}
+        return {"grid": [0, 1, 2], "panels": [panel]}
+    return end(x, x, -x, converged=False if "batch" in key else None)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_any_part_of_an_experiment_can_be_drawn_and_told(
+    name: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "part"
+    out.mkdir()
+    keys = [cell.key for cell in EXPERIMENTS[name](Settings())]
+    cells = {key: made(key, name) for key in keys}
+    parts = [{key: cells[key]} for key in keys] + [
+        {key: row for key, row in cells.items() if key != left_out} for left_out in keys
+    ]
+    for part in [*parts, {}]:
+        results = {"quick": False, "cells": part}
+        (out / f"{name}.json").write_text(json.dumps(results))
+        page = reproduction_page.page(out)
+        assert reproduction_page.SECTIONS[name].title in page
+        assert f"Not run, {len(keys) - len(part)} cells" in page
+        assert "**Not run**: " in page  # the other experiments
+    # Drawing takes longer: a few parts only.
+    for k, part in enumerate([{}, parts[0], parts[-1], cells]):
+        path = out / f"{k}.png"
+        figures.draw(name, part, path)
+        assert path.exists() or len(part) < 2
+    assert path.read_bytes().startswith(PNG)
+
+
+def test_svi_is_said_to_be_left_out_only_where_it_is() -> None:
+    cells = {
+        f"terrain; streaming; M={m}; batches of 750": end(1, 1) for m in (400, 600)
+    }
+    text = reproduction_page.terrain_differences(cells)
+    assert "SVI was not run with M=600:" in text
+
+
+def test_a_folder_without_results_gives_a_page(tmp_path: Path) -> None:
+    page = " ".join(reproduction_page.page(tmp_path).split())
+    assert f"**Not run**: {reproduction_page.listed(list(EXPERIMENTS))}." in page
+
+
+def test_budgets_on_the_page_are_those_of_the_runs(tmp_path: Path) -> None:
+    page = reproduction_page.page(tmp_path)
+    for name in ("timeseries", "terrain", "memory"):
+        budget = getattr(experiments, name.upper())
+        assert f"| {name} | " + " | ".join(f"{b:,}" for b in budget) + " |" in page
+
+
+# ------------------------------------------------------------- facts about experiments
+
+
+def test_a_shuffled_stream_has_the_same_rows() -> None:
+    stream = experiments.toy_series(quick=True)
+    other = experiments.shuffled(stream)
+    assert [len(y) for _, y in other.batches] == [len(y) for _, y in stream.batches]
+    order = other.x_train.flatten().argsort()
+    assert not torch.equal(other.x_train, stream.x_train)
+    before = stream.x_train.flatten().argsort()
+    assert torch.equal(other.x_train[order], stream.x_train[before])
+    assert torch.equal(other.y_train[order], stream.y_train[before])
+    assert torch.equal(other.x_test, stream.x_test)
+
+
+@pytest.mark.parametrize(("num_dims", "num"), [(1, 100), (2, 30), (2, 36), (3, 20)])
+def test_spread_points_cover_the_range(num_dims: int, num: int) -> None:
+    x = torch.rand(200, num_dims, dtype=torch.float64) * 5 - 2
+    stream = streams.Stream("test", [(x, x[:, 0])], x, x[:, 0], "")
+    z = experiments.spread_points(stream, num)
+    low, high = x.amin(0), x.amax(0)
+    assert z.shape == (num, num_dims) and len(z.unique(dim=0)) == num
+    assert (z > low).all() and (z < high).all()
+    step = (high - low) / math.ceil(num ** (1 / num_dims))
+    assert (z.amin(0) < low + step).all() and (z.amax(0) > high - step).all()
+
+
+@pytest.mark.parametrize("lengthscale", experiments.LENGTHSCALES)
+def test_a_drawn_series_has_its_lengthscale_and_noise(lengthscale: float) -> None:
+    lag, squares, neighbours = 0.25, [], []
+    for seed in range(20):
+        x, y = experiments.gp_series(lengthscale, seed, 400)
+        assert x.min() >= 0 and x.max() <= 10 and (x.diff(dim=0) >= 0).all()
+        apart = (x - x.mT - lag).abs() < 0.01
+        squares.append((y.unsqueeze(-1) - y)[apart].square().mean())
+        close = x.flatten().diff() < 0.01
+        neighbours.append(y.diff()[close].square().mean())
+    noise = torch.stack(neighbours).mean().div(2).sqrt().item()
+    assert noise == pytest.approx(experiments.NOISE, rel=0.1)
+    # E (y - y')^2 = 2 (1 - exp(-lag^2 / 2 l^2)) + 2 noise^2
+    smooth = 1 - torch.stack(squares).mean() / 2 + experiments.NOISE**2
+    assert lag / math.sqrt(-2 * math.log(smooth)) == pytest.approx(lengthscale, rel=0.1)
+
+
+def test_splits_are_disjoint_halves_of_the_series() -> None:
+    first, second = (streams.pseudo_periodic(split=split) for split in (0, 1))
+    for stream in (first, second):
+        train, test = stream.x_train.flatten(), stream.x_test.flatten()
+        assert len(train) == len(test) == 12_000
+        assert len(torch.cat([train, test]).unique()) == 24_000
+        assert (train.diff() > 0).all()
+    assert not torch.equal(first.x_train, second.x_train)
