@@ -859,7 +859,8 @@ from batch to batch:
   with the lowest RMSE at the end. Its inducing points start spread over the range of
   the whole stream, a head start;
 - online conditioning: GPyTorch's `get_fantasy_model`, hyperparameters from the first
-  batch;
+  batch, with two repairs without which it is far worse: q is the best one, and
+  predictions find the mean that conditioning computed (see `scripts/baselines.py`);
 - batch SGPR: all data at once, the ceiling.
 
 Their budgets:
