@@ -291,15 +291,23 @@ include whatever else the machine did.
 """
 
 
-def missing(rows: list[Row]) -> str:
-    """Which runs of the table were not made yet, for its reader to know."""
+def remarks(rows: list[Row]) -> str:
+    """Which runs were not made yet, and which batch models did not converge."""
     done = {(row["stream"], row["policy"]) for row in rows}
     gaps = [
         f"{name} ({', '.join(left)})"
         for name in CASES
         if (left := [p for p in [BATCH, *POLICIES] if (name, p) not in done])
     ]
-    return f"Not run yet: {'; '.join(gaps)}." if gaps else ""
+    short = [row["stream"] for row in rows if row.get("converged") is False]
+    return " ".join(
+        f"{text}: {', '.join(names)}."
+        for text, names in [
+            ("Not run yet", gaps),
+            ("Batch models that their budget of steps stopped", short),
+        ]
+        if names
+    )
 
 
 def main() -> None:

@@ -211,7 +211,7 @@ Stream by stream:
 
 {policies}
 
-{missing}
+{remarks}
 
 {reading}
 
@@ -249,14 +249,14 @@ def report() -> None:
     }
     bayesopt = json.loads((DOCS / "data" / "bayesopt.json").read_text())
     tables["bayesopt"] = markdown([row for rows in bayesopt.values() for row in rows])
-    from bench_policies import READING, missing, ranking, table
+    from bench_policies import READING, ranking, remarks, table
 
     rows = json.loads((DOCS / "data" / "policies.json").read_text())
     lines = table(rows)
     tables["policies"], tables["ranking"] = markdown(lines), markdown(ranking(lines))
     gap = json.loads((DOCS / "data" / "gap.json").read_text())
     tables["reading"] = READING.format(stream=gap["stream"], gap=markdown(gap["rows"]))
-    tables["missing"] = missing(rows)
+    tables["remarks"] = remarks(rows)
     (DOCS / "benchmarks.md").write_text(PAGE.format(**tables))
 
 

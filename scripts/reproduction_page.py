@@ -238,6 +238,11 @@ def compare_reasons(every: Contests) -> list[str]:
     """Reasons that hold in one and two dimensions, each where it applies."""
     pairs = with_methods(every, OURS, BATCH).values()
     missed = [not all(gap(contest[OURS], contest[BATCH]).near) for contest in pairs]
+    below_noise = [
+        c[OURS]["RMSE"] < 0.1 * c[OURS]["hyperparameters"]["noise"] ** 0.5
+        and not gap(c[OURS], c[BATCH]).near[0]
+        for c in pairs
+    ]
     windows = with_methods(every, OURS, *WINDOWED).values()
     ratios = [gap(c[m], c[OURS]).ratio for c in windows for m in WINDOWED]
     online = with_methods(every, "online conditioning").values()
@@ -250,6 +255,12 @@ def compare_reasons(every: Contests) -> list[str]:
             "with all data at hand. A stream chooses points as data come: what it "
             "gives up for lack of points it cannot have back. We read the difference "
             "as the price of that."
+        )
+    if any(below_noise):
+        reasons.append(
+            f"RMSE is further off {share(below_noise)} in which it is less than a tenth "
+            "of the noise that the model assumes. The floor of that noise is "
+            "GPyTorch's, and the bound does not care about errors so far below it."
         )
     if ratios and min(ratios) > 1:
         reasons.append(
