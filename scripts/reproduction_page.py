@@ -258,8 +258,8 @@ def compare_reasons(every: Contests) -> list[str]:
         )
     if any(below_noise):
         reasons.append(
-            f"RMSE is further off {share(below_noise)} in which it is less than a tenth "
-            "of the noise that the model assumes. The floor of that noise is "
+            f"RMSE is further off {share(below_noise)} in which it is less than a "
+            "tenth of the noise that the model assumes. The floor of that noise is "
             "GPyTorch's, and the bound does not care about errors so far below it."
         )
     if ratios and min(ratios) > 1:
