@@ -646,14 +646,15 @@ def memory_measured(cells: Cells) -> str:
             "method": bold(method),
             "peak MiB": number(row["peak_MiB"], ",.0f"),
             **{score: number(row[score]) for score in SCORES},
-            "last peak / third peak": number(flatness(row), ".3f"),
+            "second half / first half": number(flatness(row), ".3f"),
         }
         for method, row in sorted(cells.items())
     ]
     return paragraphs(
         "Peak of the resident memory above what the process held before, each method "
-        "in a process of its own. The first two batches are not counted where the "
-        "last peak is compared.",
+        "in a process of its own. The last column is the median of the peaks in the "
+        "second half of the stream over that in the first, without two batches at the "
+        "start, while inducing points are added.",
         markdown(rows),
         memory_sentence(cells),
     )

@@ -311,9 +311,16 @@ def within_full(errors: np.ndarray, full: np.ndarray) -> bool:
 
 
 def flatness(row: Row) -> float:
-    """The last peak of memory over the first one after two batches."""
-    peaks = row["peaks_MiB"]
-    return peaks[-1] / peaks[2] if len(peaks) > 2 else math.nan
+    """Growth of peaks of memory: the median of the second half over the first.
+
+    Without the first two batches, while inducing points are still being added. Single
+    peaks scatter, as the allocator keeps more or less of what was freed.
+    """
+    peaks = row["peaks_MiB"][2:]
+    half = len(peaks) // 2
+    if half == 0:
+        return math.nan
+    return statistics.median(peaks[-half:]) / statistics.median(peaks[:half])
 
 
 def banana_errors(cells: Cells) -> dict[str, np.ndarray]:
