@@ -334,7 +334,8 @@ def made(key: str, name: str) -> Row:
         panel = {"x": [0.0], "y": [x], "z": [0.5], **curves}
         panel |= {"online_bound": x, "batch_bound": x}
         return {"grid": [0, 1, 2], "panels": [panel]}
-    return end(x, x, -x, converged=False if "batch" in key else None)
+    converged = False if "batch" in key else None
+    return end(x, x, -x, converged=converged, hyperparameters={"noise": 0.01})
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
