@@ -28,6 +28,7 @@ from tqdm import tqdm
 import figures
 import reproduction_page
 from experiments import ALONE, EXPERIMENTS, Cell, Row, Settings
+from torch_ssgp.plotting import require_pyplot
 
 OUT = Path("out/reproduction")
 
@@ -122,6 +123,7 @@ def run(names: list[str], settings: Settings, out: Path, jobs: int) -> None:
         out: Folder for files and figures.
         jobs: Processes side by side.
     """
+    require_pyplot()  # now, not after hours
     results = {name: Results(name, settings, out) for name in names}
     work_list = [
         (name, cell)

@@ -695,6 +695,9 @@ How to read it:
   longer than a regime lasts here, and the regimes after it suffer as well; it is the
   weakest spot that this run shows. After a fall of that size a new model is the better
   choice: the batch model beside it is one.
+- In this run the drift ends with M = {last["M"]} and, in the last regime,
+  a lengthscale {_number(report["regimes"][-1]["learned_lengthscale"])} where the true
+  one is {_number(report["regimes"][-1]["lengthscale"])}.
 - The batch model knows nothing of the past. The stream has the same budget of inducing
   points for the present range and, unless it forgets, all ranges before.
 """
