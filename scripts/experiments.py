@@ -435,7 +435,7 @@ def compare_cells(
             add(data, "windowed GP", 0, batch, 300)
     for rate in RATES:
         for data in datasets:
-            # Its steps are the slowest of all; 600 points would take an hour.
+            # Not with 600 points, to save time.
             for m in [m for m in sizes if m <= 400]:
                 for batch in batches:
                     add(data, f"SVI {rate:g}", m, batch, m / 2)

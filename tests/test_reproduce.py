@@ -114,6 +114,14 @@ def test_report_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert "report stands alone" in capsys.readouterr().err
 
 
+def test_all_data_at_once_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Full size: tiny streams have sizes of their own.
+    monkeypatch.setattr(experiments, "trace", lambda _, stream: {"stream": stream})
+    for data, num in (("audio", 9_000), ("terrain", 10_000)):
+        row = experiments.compare(data, "batch SGPR", 5, 0, quick=False)
+        assert [len(y) for _, y in row["stream"].batches] == [num]
+
+
 def test_streaming_equals_batch_inference(finished: Path) -> None:
     cells = read(finished / "equivalence.json")["cells"]
     for panel in (panel for row in cells.values() for panel in row["panels"]):
@@ -125,8 +133,6 @@ def test_streaming_equals_batch_inference(finished: Path) -> None:
 
 def test_the_page_is_that_of_the_files() -> None:
     out = ROOT / "docs" / "reproduction"
-    if not out.exists():
-        pytest.skip("docs/reproduction is not there yet")
     page = out.with_suffix(".md").read_text(encoding="utf-8")
     assert page == reproduction_page.page(out)
     for name in reproduction_page.load(out):
