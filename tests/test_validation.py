@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 
+import numpy
 import pytest
 import torch
 from botorch.exceptions.errors import BotorchError
 from gpytorch.kernels import AdditiveKernel, MaternKernel, RBFKernel, ScaleKernel
 
 import input_contract
-from torch_ssgp import StreamingGP, exceptions
+from torch_ssgp import AdaptiveBudget, GreedyVariance, StreamingGP, exceptions
 
 CALLS = [
     (section, call)
@@ -45,6 +46,15 @@ def test_errors_about_input_are_value_errors():
     for error in vars(exceptions).values():
         if isinstance(error, type) and issubclass(error, exceptions.InputError):
             assert issubclass(error, ValueError)
+
+
+def test_integers_of_numpy_are_integers():
+    x, three = torch.linspace(0, 1, 10), numpy.int64(3)
+    policy = AdaptiveBudget(min_inducing=three, policy=GreedyVariance(three))
+    gp = StreamingGP(RBFKernel(), num_inducing=three, inducing_policy=policy)
+    result = gp.update(x, x, num_steps=3, learn_hyperparameters=three)
+    assert (result.num_inducing, result.num_steps) == (3, 3)
+    assert type(policy.min_inducing) is type(policy.policy.max_candidates) is int
 
 
 def test_a_vector_of_inputs_is_one_column():

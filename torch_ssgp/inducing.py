@@ -146,8 +146,7 @@ class GreedyPolicy(InducingPolicy):
     """
 
     def __init__(self, max_candidates: int = 1000) -> None:
-        check_positive_int(max_candidates, "max_candidates")
-        self.max_candidates = max_candidates
+        self.max_candidates = check_positive_int(max_candidates, "max_candidates")
 
     @abstractmethod
     def score(self, e: Tensor, h: Tensor) -> Tensor:
@@ -320,11 +319,11 @@ class AdaptiveBudget(InducingPolicy):
             raise ArgumentError(
                 f"tolerance is {tolerance!r}; expected nats per datum above zero."
             )
-        check_positive_int(min_inducing, "min_inducing")
+        least = check_positive_int(min_inducing, "min_inducing")
         if max_inducing is not None:
-            check_positive_int(max_inducing, "max_inducing", at_least=min_inducing)
+            max_inducing = check_positive_int(max_inducing, "max_inducing", least)
         self.tolerance = tolerance
-        self.min_inducing, self.max_inducing = min_inducing, max_inducing
+        self.min_inducing, self.max_inducing = least, max_inducing
         self.policy = policy or GreedyInformation()
 
     def __call__(self, candidates: Candidates) -> Tensor:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from numbers import Real
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel
@@ -293,12 +294,17 @@ def check_positive(value: float, name: str, or_zero: bool = False) -> None:
         raise ArgumentError(f"{name} is {value!r}; expected a number {expected}.")
 
 
-def check_positive_int(value: int, name: str, at_least: int = 1) -> None:
-    """An integer option with a lower limit."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+def check_positive_int(value: SupportsIndex, name: str, at_least: int = 1) -> int:
+    """An integer option with a lower limit, such as one of NumPy, as an ``int``."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < at_least:
         raise ArgumentError(
             f"{name} is {value!r}; expected an integer of at least {at_least}."
         )
+    return number
 
 
 def check_alpha(alpha: float) -> None:
