@@ -17,7 +17,9 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "inputs.md"
 SETUP = """\
 import torch
 from gpytorch import distributions, kernels, likelihoods, means, models, variational
-from torch_ssgp import GreedyInformation, MultiOutputGP, StreamingELBO, StreamingGP
+from torch_ssgp import AdaptiveBudget, AllocatorPolicy, GreedyInformation
+from torch_ssgp import KeepOld, RandomReplace
+from torch_ssgp import MultiOutputGP, StreamingELBO, StreamingGP
 from torch_ssgp import IndependentMultitaskStreamingStrategy
 from torch_ssgp import StreamingVariationalStrategy
 from torch_ssgp.surrogates import SingleTaskStreamingGP
@@ -91,6 +93,24 @@ CONTRACT: dict[str, tuple[tuple[str, ...], list[str]]] = {
             "StreamingGP(kernel, mean_module=means.ConstantMean(batch_shape=three))",
             "StreamingGP(kernel, likelihoods.GaussianLikelihood(batch_shape=three))",
             "StreamingGP(kernel, likelihoods.GaussianLikelihood().to('meta'))",
+        ],
+    ),
+    "Inducing policies": (
+        (),
+        [
+            "AdaptiveBudget(tolerance=0.0)",
+            "AdaptiveBudget(tolerance='a')",
+            "AdaptiveBudget(min_inducing=0)",
+            "AdaptiveBudget(min_inducing=5, max_inducing=3)",
+            "AdaptiveBudget(policy=KeepOld())",
+            "AdaptiveBudget(policy=GreedyInformation)",
+            "GreedyInformation(max_candidates=1.5)",
+            "RandomReplace(fraction=1.5)",
+            "RandomReplace(fraction='a')",
+            "RandomReplace(seed=-1)",
+            "RandomReplace(seed=1.5)",
+            "AllocatorPolicy(None)",
+            "AllocatorPolicy(KeepOld)",
         ],
     ),
     "StreamingGP.update": (

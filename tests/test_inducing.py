@@ -22,8 +22,9 @@ from torch_ssgp import (
     RandomReplace,
     StreamingGP,
 )
-from torch_ssgp.exceptions import ArgumentError, BudgetWarning
+from torch_ssgp.exceptions import ArgumentError, BudgetWarning, InputError
 from torch_ssgp.inducing import Candidates, merge_duplicates
+from torch_ssgp.validation import check_choice
 
 POLICIES: list[InducingPolicy] = [
     KeepOld(),
@@ -280,12 +281,50 @@ def test_bad_settings_of_policies_are_named():
     for make, message in [
         (lambda: AdaptiveBudget(0.0), "tolerance is 0.0"),
         (lambda: AdaptiveBudget(min_inducing=5, max_inducing=3), "max_inducing is 3"),
+        (lambda: AdaptiveBudget("a"), "tolerance is 'a'"),
+        (lambda: AdaptiveBudget(policy=KeepOld()), "policy is a KeepOld"),
+        (lambda: AdaptiveBudget(policy=GreedyVariance), "the class GreedyVariance"),
         (lambda: RandomReplace(1.5), "fraction is 1.5"),
+        (lambda: RandomReplace("a"), "fraction is 'a'"),
+        (lambda: RandomReplace(seed=1.5), "seed is 1.5"),
         (lambda: GreedyVariance(0), "max_candidates is 0"),
-        (lambda: AllocatorPolicy(object()), "allocator is a object"),
+        (lambda: AllocatorPolicy(object()), "allocator is an object"),
+        (lambda: AllocatorPolicy(Allocator), "allocator is the class Allocator"),
     ]:
         with pytest.raises(ArgumentError, match=message):
             make()
+
+
+class Allocator:
+    """Returns what it was given, like a policy or an allocator of a user."""
+
+    def __init__(self, chosen: object) -> None:
+        self.chosen = chosen
+
+    def allocate_inducing_points(self, **options: object) -> object:
+        return self.chosen
+
+
+@pytest.mark.parametrize(
+    "chosen, message",
+    [
+        (None, "is None; expected torch.float64 of shape (2, m, 1)"),
+        ([0.0], "is a list"),
+        (torch.zeros(3).double(), "of shape (3,)"),
+        (torch.zeros(4, 1).double(), "of shape (4, 1)"),
+        (torch.zeros(2, 0, 1).double(), "of shape (2, 0, 1)"),
+        (torch.zeros(2, 4, 2).double(), "of shape (2, 4, 2)"),
+        (torch.zeros(2, 4, 1), "is torch.float32"),
+        (torch.full((2, 4, 1), math.nan).double(), "has 8 NaN"),
+    ],
+    ids=str,
+)
+def test_a_choice_that_cannot_be_used_is_named(chosen, message):
+    policy, x = AllocatorPolicy(Allocator(chosen)), draw(2, 5, 1)
+    with pytest.raises(InputError, match="The choice of AllocatorPolicy") as caught:
+        check_choice(chosen, policy, x)
+    assert message in str(caught.value)
+    check_choice(x[:, :1], policy, x)
 
 
 # -- what an update says ------------------------------------------------------------

@@ -23,7 +23,12 @@ from torch import Tensor
 from torch_ssgp.exceptions import ArgumentError, Breakdown
 from torch_ssgp.functional import PseudoObservations, matvec
 from torch_ssgp.modules import inducing_gram, variances
-from torch_ssgp.validation import check_positive_int
+from torch_ssgp.validation import (
+    check_module,
+    check_positive_int,
+    is_number,
+    kind_of,
+)
 
 # While there is room, a new point comes before an old one if it serves so many times
 # better. Otherwise points of equal use would take turns, and every turn projects the
@@ -106,17 +111,18 @@ class RandomReplace(InducingPolicy):
     """
 
     def __init__(self, fraction: float = 0.3, seed: int = 0) -> None:
-        if not 0 <= fraction <= 1:
+        if not (is_number(fraction) and 0 <= fraction <= 1):
             raise ArgumentError(
                 f"fraction is {fraction!r}; expected a number in [0, 1]."
             )
-        self.fraction, self.seed = fraction, seed
+        self.fraction = float(fraction)
+        self.seed = check_positive_int(seed, "seed", at_least=0)
 
     def __call__(self, candidates: Candidates) -> Tensor:
         """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
         z_a, x, budget = candidates.z_a, candidates.x, candidates.num_inducing
         seed = self.seed * 1_000_003 + candidates.num_updates
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed % 2**63)
         least = min(round(self.fraction * budget), x.size(-2))
         num_old = min(z_a.size(-2), budget - least)
         num_new = min(x.size(-2), budget - num_old)
@@ -315,14 +321,16 @@ class AdaptiveBudget(InducingPolicy):
         max_inducing: int | None = None,
         policy: GreedyPolicy | None = None,
     ) -> None:
-        if not tolerance > 0:
+        if not (is_number(tolerance) and tolerance > 0):
             raise ArgumentError(
                 f"tolerance is {tolerance!r}; expected nats per datum above zero."
             )
         least = check_positive_int(min_inducing, "min_inducing")
         if max_inducing is not None:
             max_inducing = check_positive_int(max_inducing, "max_inducing", least)
-        self.tolerance = tolerance
+        if policy is not None:
+            check_module(policy, "policy", GreedyPolicy, "GreedyInformation()")
+        self.tolerance = float(tolerance)
         self.min_inducing, self.max_inducing = least, max_inducing
         self.policy = policy or GreedyInformation()
 
@@ -359,9 +367,10 @@ class AllocatorPolicy(InducingPolicy):
     """
 
     def __init__(self, allocator: Any) -> None:
-        if not callable(getattr(allocator, "allocate_inducing_points", None)):
+        allocate = getattr(allocator, "allocate_inducing_points", None)
+        if isinstance(allocator, type) or not callable(allocate):
             raise ArgumentError(
-                f"allocator is a {type(allocator).__name__}; expected an object with "
+                f"allocator is {kind_of(allocator)}; expected an object with "
                 "allocate_inducing_points, as BoTorch's InducingPointAllocator."
             )
         self.allocator = allocator

@@ -136,6 +136,29 @@ def check_module(value: Any, name: str, expected: type, example: str) -> None:
         )
 
 
+def check_choice(z: Any, policy: object, x: Tensor) -> None:
+    """Inducing points ``(*batch, m, d)`` that a policy returned.
+
+    Args:
+        z: What came.
+        policy: Where it came from.
+        x: ``(*batch, n, d)`` new inputs, among the candidates.
+    """
+    name = f"The choice of {type(policy).__name__}"
+    expected = ", ".join(map(str, (*x.shape[:-2], "m", x.size(-1))))
+    came, fits = kind_of(z), False
+    if isinstance(z, Tensor):
+        came = f"{z.dtype} of shape {tuple(z.shape)} on {z.device}"
+        fits = (z.dtype, z.device, z.ndim) == (x.dtype, x.device, x.ndim)
+        fits = fits and z[..., :0, :].shape == x[..., :0, :].shape and z.size(-2) > 0
+    if not fits:
+        raise ArgumentError(
+            f"{name} is {came}; expected {x.dtype} of shape ({expected}) on "
+            f"{x.device}, at least one point, as candidates.points."
+        )
+    _check_finite(z, name)
+
+
 def check_batch_shape(value: Iterable[int]) -> torch.Size:
     """Positive sizes, as ``torch.Size``."""
     try:
@@ -256,7 +279,7 @@ def check_update_options(
         trust_region: Width of the trust region.
     """
     check_positive_int(num_steps, "num_steps", at_least=0)
-    if lr is not None and not (_is_number(lr) and 0 < lr < math.inf):
+    if lr is not None and not (is_number(lr) and 0 < lr < math.inf):
         raise ArgumentError(
             f"lr is {lr!r}; expected a number above zero, or None for the default of "
             "the optimizer."
@@ -266,7 +289,7 @@ def check_update_options(
     check_forget(forget)
     if not isinstance(learn_hyperparameters, bool):
         check_positive_int(learn_hyperparameters, "learn_hyperparameters", at_least=0)
-    if trust_region is not None and not (_is_number(trust_region) and trust_region > 0):
+    if trust_region is not None and not (is_number(trust_region) and trust_region > 0):
         raise ArgumentError(
             f"trust_region is {trust_region!r}; expected a width above zero, or None "
             "for no trust region."
@@ -280,7 +303,7 @@ def check_update_options(
 
 def check_forget(forget: float) -> None:
     """The power of the past's likelihood."""
-    if not (_is_number(forget) and 0 < forget <= 1):
+    if not (is_number(forget) and 0 < forget <= 1):
         raise ArgumentError(
             f"forget is {forget!r}; expected a number in (0, 1], 1 to keep all."
         )
@@ -288,7 +311,7 @@ def check_forget(forget: float) -> None:
 
 def check_positive(value: float, name: str, or_zero: bool = False) -> None:
     """A finite number above zero, or zero too."""
-    good = _is_number(value) and 0 <= value < math.inf
+    good = is_number(value) and 0 <= value < math.inf
     if not good or (value == 0 and not or_zero):
         expected = "zero or above" if or_zero else "above zero"
         raise ArgumentError(f"{name} is {value!r}; expected a number {expected}.")
@@ -309,7 +332,7 @@ def check_positive_int(value: SupportsIndex, name: str, at_least: int = 1) -> in
 
 def check_alpha(alpha: float) -> None:
     """The power of Power-EP."""
-    if not (_is_number(alpha) and 0 <= alpha <= 1):
+    if not (is_number(alpha) and 0 <= alpha <= 1):
         raise ArgumentError(
             f"alpha is {alpha!r}; expected a number in [0, 1]: 0 for the variational "
             "bound, 1 for EP."
@@ -355,7 +378,8 @@ def _go_together(*shapes: torch.Size) -> torch.Size | None:
         return None
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """A real number, such as one of NumPy."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
