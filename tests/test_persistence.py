@@ -12,7 +12,7 @@ import random
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,8 @@ from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 from torch import Tensor
 
 from torch_ssgp import (
+    AdaptiveBudget,
+    AllocatorPolicy,
     GreedyInformation,
     InducingPolicy,
     MultiOutputGP,
@@ -431,12 +433,27 @@ def test_a_policy_of_ones_own_is_passed(tmp_path: Path) -> None:
     assert loaded.inducing_policy is policy
 
 
+def test_a_policy_is_asked_for_with_the_class_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    allocators = pytest.importorskip("botorch.models.utils.inducing_point_allocators")
+    for policy, own in [
+        (AllocatorPolicy(allocators.GreedyVarianceReduction()), "GreedyVarianceRed"),
+        (AdaptiveBudget(policy=OwnPolicy()), "OwnPolicy"),
+    ]:
+        StreamingGP(RBFKernel(), inducing_policy=policy).save(path)
+        with pytest.raises(StateError, match=f"with .*{own}.*taken as it is") as caught:
+            StreamingGP.load(path)
+        assert "builtins" not in str(caught.value)
+        assert "replaced" not in str(caught.value)
+        assert StreamingGP.load(path, inducing_policy=policy).inducing_policy is policy
+
+
 def test_a_module_built_otherwise_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     trained("gaussian").save(path)
     with pytest.raises(StateError, match="MaternKernel.*Build it as it was"):
         StreamingGP.load(path, covar_module=ScaleKernel(RBFKernel()))
-    with pytest.raises(StateError, match="does not fit the modules"):
+    with pytest.raises(StateError, match="does not fit the modules that you pass"):
         StreamingGP.load(path, covar_module=ScaleKernel(MaternKernel(ard_num_dims=2)))
 
 
@@ -505,6 +522,36 @@ def test_other_files_are_refused(tmp_path: Path, saved: Path) -> None:
         StreamingGP.load(seal(newer, other))
     with pytest.raises(StateError, match="Use OtherGP.load"):
         StreamingGP.load(seal(content_of(saved) | {"class": "OtherGP"}, other))
+
+
+def entries(content: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every entry on every level of a file, apart from its state."""
+    for name, value in list(content.items()):
+        yield content, name
+        if isinstance(value, dict) and name != "state":
+            yield from entries(value)
+
+
+@pytest.mark.parametrize("value", ["gone", "2", None, -1, {}], ids=repr)
+def test_a_sealed_file_without_a_whole_model_is_refused(value: Any, saved: Path):
+    content = content_of(saved)
+    for owner, name in entries(content):
+        if (name, value) == ("format_version", -1) or name == "classes":
+            continue  # nothing that a model is made of
+        kept = owner.pop(name)
+        if value != "gone":
+            owner[name] = value
+        with pytest.raises(StateError):
+            StreamingGP.load(seal(content, saved))
+        owner[name] = kept
+    StreamingGP.load(seal(content, saved))
+
+
+def test_a_file_of_parts_that_do_not_go_together_is_refused(saved: Path) -> None:
+    content = content_of(saved)
+    content["settings"]["batch_shape"] = torch.Size([2])
+    with pytest.raises(StateError, match="does not fit together"):
+        StreamingGP.load(seal(content, saved))
 
 
 class Malice:

@@ -30,12 +30,27 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _WrappedHook
 
 from torch_ssgp.exceptions import StateError
+from torch_ssgp.validation import kind_of
 
 if TYPE_CHECKING:
     from torch_ssgp.models import StreamingGP
 
 FORMAT_VERSION = 1
 MODULES = ("covar_module", "likelihood", "mean_module", "inducing_policy")
+ENTRIES = {
+    "class": str,
+    "settings": dict,
+    "dtype": torch.dtype,
+    "training": bool,
+    "state": dict,
+    "modules": dict,
+}
+SETTINGS = {
+    "num_inducing": int,
+    "alpha": float,
+    "share_noise": bool,
+    "batch_shape": torch.Size,
+}
 
 _TAG = b"torch_ssgp model\n"
 _DIGEST_SIZE = hashlib.sha256().digest_size
@@ -95,21 +110,22 @@ def load(
         )
     state = content["state"]
     modules = {}
-    for name, saved in content["modules"].items():
-        module = given[name]
+    for name in MODULES:
+        saved, module = content["modules"][name], given[name]
         if module is None:
             module = _unpack(saved, name, path, map_location)
         elif isinstance(module, nn.Module):
             _check_same_classes(module, saved, name, path)
             module.to(dtype=content["dtype"], device=state["summary.g"].device)
         modules[name] = module
-    model = cls(**modules, **content["settings"])
     try:
+        model = cls(**modules, **content["settings"])
         model.load_state_dict(state)
-    except RuntimeError as error:
+    except Exception as error:
         raise StateError(
-            f"The state in {path} does not fit the modules. Build those that you pass "
-            f"as they were when the model was saved. {error}"
+            f"What {path} holds does not fit together, or does not fit the modules "
+            "that you pass: build them as they were when the model was saved. "
+            f"{error}"
         ) from error
     return model.train(content["training"])
 
@@ -159,9 +175,17 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
         buffer = io.BytesIO(data[start:])
         content = torch.load(buffer, map_location=map_location, weights_only=True)
         version = content["format_version"]
+        is_known = version <= FORMAT_VERSION
+        if is_known:
+            _check_kinds(content, ENTRIES)
+            _check_kinds(content["settings"], SETTINGS)
+            _check_kinds(content["state"], {"summary.g": Tensor})
+            _check_kinds(content["modules"], dict.fromkeys(MODULES, dict))
     except Exception as error:
-        raise StateError(f"{path} cannot be read as a model: {error}") from error
-    if version > FORMAT_VERSION:
+        raise StateError(
+            f"{path} cannot be read as a model: {type(error).__name__}, {error}"
+        ) from error
+    if not is_known:
         raise StateError(
             f"{path} has format version {version}; this torch_ssgp reads versions up "
             f"to {FORMAT_VERSION}. Upgrade torch_ssgp."
@@ -169,13 +193,22 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
     return content
 
 
+def _check_kinds(entries: dict[str, Any], kinds: dict[str, type]) -> None:
+    """Raise unless these entries are there, and of these kinds."""
+    for name, kind in kinds.items():
+        if not isinstance(entries[name], kind):
+            raise TypeError(f"{name} is {kind_of(entries[name])}")
+
+
 # -- modules ------------------------------------------------------------------------
 
 
 def _classes(module: Any) -> list[str]:
-    """Full names of the classes a module is made of, itself first."""
-    parts = module.modules() if isinstance(module, nn.Module) else [module]
-    return [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
+    """Full names of the classes a module or policy is made of, itself first."""
+    is_module = isinstance(module, nn.Module)
+    parts = module.modules() if is_module else [module, *vars(module).values()]
+    kinds = [kind for kind in map(type, parts) if kind.__module__ != "builtins"]
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
 
 
 def _check_same_classes(
@@ -217,11 +250,14 @@ def _unpack(
         known = {f"{obj.__module__}.{obj.__qualname__}" for obj in _known()}
         first, *rest = saved["classes"]
         own = [full_name for full_name in rest if full_name not in known]
+        fate = f"its values are then replaced by those in {path}"
+        if name == "inducing_policy":
+            fate = "it is taken as it is"
         raise StateError(
             f"{name} is a {first}{' with ' if own else ''}{', '.join(own)}, which "
             "cannot be rebuilt from a file: only classes of GPyTorch and torch_ssgp "
-            "can, if they hold no lambda. Build it as it was and pass it, "
-            f"{name}=...; its values are then replaced by those in {path}."
+            f"can, if they hold no lambda. Build it as it was and pass it, {name}=...; "
+            f"{fate}."
         ) from error
 
 
