@@ -180,7 +180,8 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
             _check_kinds(content, ENTRIES)
             _check_kinds(content["settings"], SETTINGS)
             _check_kinds(content["state"], {"summary.g": Tensor})
-            _check_kinds(content["modules"], dict.fromkeys(MODULES, dict))
+            for name in MODULES:
+                _check_kinds(content["modules"][name], {"classes": list})
     except Exception as error:
         raise StateError(
             f"{path} cannot be read as a model: {type(error).__name__}, {error}"
