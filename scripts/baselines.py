@@ -224,16 +224,23 @@ class BatchSGPR(_Baseline):
         num_dims: Number of inputs.
         num_inducing: Largest number of inducing points.
         num_steps: Largest number of steps of L-BFGS.
+        first_steps: Steps of Adam before, which find the basin that L-BFGS descends.
 
     Attributes:
         converged: Whether L-BFGS ended on a plateau, not on its budget.
+        steps: How many steps of L-BFGS it took.
     """
 
     def __init__(
-        self, num_dims: int, num_inducing: int, *, num_steps: int = 300
+        self,
+        num_dims: int,
+        num_inducing: int,
+        *,
+        num_steps: int = 300,
+        first_steps: int = 50,
     ) -> None:
-        self.num_steps = num_steps
-        self.converged = False
+        self.num_steps, self.first_steps = num_steps, first_steps
+        self.converged, self.steps = False, 0
         self.model = StreamingGP(
             new_kernel(num_dims), num_inducing=num_inducing
         ).double()
@@ -243,14 +250,13 @@ class BatchSGPR(_Baseline):
         if not self.model.summary.is_empty:
             raise RuntimeError("BatchSGPR takes all data in one update.")
         with small_budget():
-            # Adam first finds the basin that L-BFGS then descends.
-            self.model.update(x, y, num_steps=50)
+            self.model.update(x, y, num_steps=self.first_steps)
             z = self.model.summary.inducing_points
             self.model.summary = PosteriorSummary()
             result = self.model.update(
                 x, y, num_steps=self.num_steps, optimizer="lbfgs", inducing_points=z
             )
-        self.converged = result.converged
+        self.converged, self.steps = result.converged, result.num_steps
 
 
 # ----------------------------------------------------------------- exact, on a window

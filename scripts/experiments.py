@@ -9,6 +9,7 @@ one thread: they do not depend on what else the machine does.
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -70,6 +71,15 @@ class Settings:
     quick: bool = False
     seeds: int | None = None
     data_dir: Path | None = None
+
+
+# Repetitions of what is random: as a rule, and of tiny versions.
+SEEDS = {"alpha": (4, 1), "hyperparameters": (10, 2), "banana": (5, 1)}
+
+
+def num_seeds(name: str, settings: Settings) -> int:
+    """Repetitions in an experiment."""
+    return settings.seeds or SEEDS[name][settings.quick]
 
 
 # ---------------------------------------------------------------------- toy series
@@ -164,7 +174,7 @@ def alpha_cells(settings: Settings) -> list[Cell]:
     The past is kept in the paper's form throughout; noise shared by all data, the
     default where alpha is 0, comes on top.
     """
-    splits = settings.seeds or (1 if settings.quick else 4)
+    splits = num_seeds("alpha", settings)
     forms = [(f"{a:g}", a, False) for a in ALPHAS] + [("0, shared noise", 0.0, True)]
     return [
         Cell(
@@ -176,7 +186,7 @@ def alpha_cells(settings: Settings) -> list[Cell]:
                 "split": split,
                 "quick": settings.quick,
             },
-            60,
+            30,
         )
         for name, value, share in forms
         for split in range(splits)
@@ -235,7 +245,7 @@ def hyperparameters(
 
 def hyperparameters_cells(settings: Settings) -> list[Cell]:
     """Lengthscales x sizes x draws."""
-    seeds = settings.seeds or (2 if settings.quick else 10)
+    seeds = num_seeds("hyperparameters", settings)
     sizes = (10, None) if settings.quick else (10, 20, 40, 80, None)
     return [
         Cell(
@@ -247,7 +257,7 @@ def hyperparameters_cells(settings: Settings) -> list[Cell]:
                 "seed": seed,
                 "quick": settings.quick,
             },
-            5,
+            3,
         )
         for length in LENGTHSCALES
         for m in sizes
@@ -303,14 +313,17 @@ class Budget(NamedTuple):
     """How much work every method gets.
 
     Attributes:
-        steps: Gradient steps a batch of ours and of the windowed sparse model; both
-            stop at a plateau.
+        steps: Adam steps a batch of ours and of the windowed sparse model, and of the
+            first batch of online conditioning; all stop at a plateau.
         gp_steps: L-BFGS steps a batch of the exact GP, whose few parameters carry
             over.
         svi_steps: Steps a batch of stochastic variational inference.
         batch_steps: L-BFGS steps of the batch model.
         gp_window: Points of the exact GP.
         sgpr_window: Points of the windowed sparse model.
+        gp_first_steps: L-BFGS steps of the exact GP on the first batch.
+        batch_first_steps: Adam steps of the batch model, before L-BFGS.
+        max_points: Points that online conditioning does not exceed.
     """
 
     steps: int
@@ -319,12 +332,22 @@ class Budget(NamedTuple):
     batch_steps: int
     gp_window: int
     sgpr_window: int
+    gp_first_steps: int = 50
+    batch_first_steps: int = 50
+    max_points: int = 3000
 
 
 SMALL = Budget(10, 3, 10, 10, 200, 300)
 TIMESERIES = Budget(100, 3, 100, 300, 3000, 3000)
 TERRAIN = Budget(30, 3, 100, 100, 3000, 7500)
+MEMORY = Budget(30, 3, 0, 0, 2000, 6000, batch_first_steps=0, max_points=0)
+BUDGETS = {"timeseries": TIMESERIES, "terrain": TERRAIN, "memory": MEMORY}
 RATES = (0.001, 0.01, 0.1)
+
+
+def budget_of(name: str, quick: bool) -> Budget:
+    """The budget of an experiment, tiny or not."""
+    return SMALL if quick else BUDGETS[name]
 
 
 def make(name: str, stream: Stream, num_inducing: int, budget: Budget) -> Method:
@@ -333,7 +356,12 @@ def make(name: str, stream: Stream, num_inducing: int, budget: Budget) -> Method
     if name == "streaming":
         return Streaming(d, num_inducing=num_inducing, num_steps=budget.steps)
     if name == "windowed GP":
-        return WindowedGP(d, window=budget.gp_window, num_steps=budget.gp_steps)
+        return WindowedGP(
+            d,
+            window=budget.gp_window,
+            num_steps=budget.gp_steps,
+            first_steps=budget.gp_first_steps,
+        )
     if name == "windowed SGPR":
         return WindowedSGPR(
             d,
@@ -343,10 +371,18 @@ def make(name: str, stream: Stream, num_inducing: int, budget: Budget) -> Method
         )
     if name == "online conditioning":
         return OnlineConditioning(
-            d, num_inducing=num_inducing, first_steps=budget.steps
+            d,
+            num_inducing=num_inducing,
+            first_steps=budget.steps,
+            max_points=budget.max_points,
         )
     if name == "batch SGPR":
-        return BatchSGPR(d, num_inducing=num_inducing, num_steps=budget.batch_steps)
+        return BatchSGPR(
+            d,
+            num_inducing=num_inducing,
+            num_steps=budget.batch_steps,
+            first_steps=budget.batch_first_steps,
+        )
     rate = float(name.removeprefix("SVI "))
     z = spread_points(stream, num_inducing)
     return SVI(d, z=z, lr=rate, num_steps=budget.svi_steps)
@@ -381,15 +417,30 @@ def compare(
     """One method over one stream; ``batch`` is 0 for all data at once."""
     size = batch or 1000
     if data.startswith("terrain"):
-        stream, budget = heights(data, size, quick, data_dir), TERRAIN
+        stream = heights(data, size, quick, data_dir)
+        budget = budget_of("terrain", quick)
     else:
-        stream, budget = time_series(data, size, quick), TIMESERIES
+        stream = time_series(data, size, quick)
+        budget = budget_of("timeseries", quick)
     if batch == 0:
         whole = [(stream.x_train, stream.y_train)]
         stream = Stream(stream.name, whole, stream.x_test, stream.y_test, stream.notes)
-    runner = make(method, stream, num_inducing, SMALL if quick else budget)
+    runner = make(method, stream, num_inducing, budget)
     row = trace(runner, stream)
     return {**row, "converged": getattr(runner, "converged", None)}
+
+
+def rough_seconds(data: str, method: str, num_inducing: int) -> float:
+    """How long a method takes over a whole stream, about."""
+    if data.startswith("terrain"):
+        fixed = {"windowed GP": 100, "online conditioning": 30}
+        at_400 = {"streaming": 80, "windowed SGPR": 250, "batch SGPR": 140}
+        squared = at_400.get(method, 130) * (num_inducing / 400) ** 2
+    else:
+        fixed = {"windowed GP": 200, "online conditioning": 30}
+        fixed |= {"streaming": 50, "windowed SGPR": 60}
+        squared = {"batch SGPR": 25}.get(method, 20) * (num_inducing / 100) ** 2
+    return fixed.get(method, squared)
 
 
 def compare_cells(
@@ -404,7 +455,7 @@ def compare_cells(
     """
     cells = []
 
-    def add(data: str, method: str, m: int, batch: int, weight: float) -> None:
+    def add(data: str, method: str, m: int, batch: int) -> None:
         size = f"M={m}" if m else "all points"
         arrival = f"batches of {batch}" if batch else "at once"
         cells.append(
@@ -419,7 +470,7 @@ def compare_cells(
                     "quick": quick,
                     "data_dir": str(data_dir) if data_dir else None,
                 },
-                weight,
+                1 if quick else rough_seconds(data, method, m),
             )
         )
 
@@ -428,17 +479,17 @@ def compare_cells(
         for method in ("streaming", "windowed SGPR", "online conditioning"):
             for m in sizes:
                 for batch in batches:
-                    add(data, method, m, batch, m / 2)
+                    add(data, method, m, batch)
         for m in sizes:
-            add(data, "batch SGPR", m, 0, m)
+            add(data, "batch SGPR", m, 0)
         for batch in batches:
-            add(data, "windowed GP", 0, batch, 300)
+            add(data, "windowed GP", 0, batch)
     for rate in RATES:
         for data in datasets:
             # Not with 600 points, to save time.
             for m in [m for m in sizes if m <= 400]:
                 for batch in batches:
-                    add(data, f"SVI {rate:g}", m, batch, m / 2)
+                    add(data, f"SVI {rate:g}", m, batch)
     return cells
 
 
@@ -457,8 +508,6 @@ def terrain_cells(settings: Settings) -> list[Cell]:
 
 # -------------------------------------------------------------------------- memory
 
-MEMORY = Budget(30, 3, 0, 0, 2000, 6000)
-
 
 def memory(name: str, data: str, quick: bool, data_dir: str | None) -> Row:
     """Peak memory of one method over the terrain, in a process of its own.
@@ -466,9 +515,9 @@ def memory(name: str, data: str, quick: bool, data_dir: str | None) -> Row:
     What the process holds before the method exists (libraries, data) is subtracted.
     """
     stream = heights(data, 750, quick, data_dir)
-    budget, m = (SMALL, 30) if quick else (MEMORY, 600)
     before = resident_mib()
-    method = Watched(make(name, stream, m, budget), before)
+    runner = make(name, stream, 30 if quick else 600, budget_of("memory", quick))
+    method = Watched(runner, before)
     row = trace(method, stream)
     return {**row, "peak_MiB": max(method.peaks), "peaks_MiB": method.peaks}
 
@@ -505,8 +554,11 @@ def memory_cells(settings: Settings) -> list[Cell]:
         "quick": settings.quick,
         "data_dir": str(settings.data_dir) if settings.data_dir else None,
     }
-    methods = ("streaming", "windowed GP", "windowed SGPR")
-    return [Cell(m, memory, {"name": m, **options}, 600) for m in methods]
+    seconds = {"streaming": 190, "windowed GP": 40, "windowed SGPR": 500}
+    return [
+        Cell(method, memory, {"name": method, **options}, weight)
+        for method, weight in seconds.items()
+    ]
 
 
 def _status_mib(field: str) -> float:
@@ -555,15 +607,22 @@ def banana(order: str, seed: int, batches: int, quick: bool) -> Row:
                     "x": x.tolist(),
                     "y": y.tolist(),
                     "z": points.tolist(),
-                    "mean": [[round(f, 2) for f in row] for row in latent.tolist()],
+                    "mean": [[_short(f) for f in row] for row in latent.tolist()],
                 }
             )
     return {"errors": errors, "span": span.tolist(), "panels": panels}
 
 
+def _short(value: float) -> float:
+    """Three digits: a small number keeps its sign, which is all that a line between
+    classes depends on.
+    """
+    return float(f"{value:.3g}")
+
+
 def banana_cells(settings: Settings) -> list[Cell]:
     """Orders of arrival, and all data in one batch."""
-    seeds = settings.seeds or (1 if settings.quick else 5)
+    seeds = num_seeds("banana", settings)
     orders = [("left_to_right", 0), ("right_to_left", 0)]
     orders += [("random", seed) for seed in range(seeds)]
     batches = 2 if settings.quick else 10
@@ -573,7 +632,7 @@ def banana_cells(settings: Settings) -> list[Cell]:
             name,
             banana,
             {"order": order, "seed": seed, "batches": num, "quick": settings.quick},
-            20,
+            8,
         )
         for name, order, seed, num in [*runs, ("one batch", "random", 0, 1)]
     ]
@@ -681,3 +740,26 @@ EXPERIMENTS: dict[str, Callable[[Settings], list[Cell]]] = {
 }
 # Memory is measured one process at a time, and a new one for each cell.
 ALONE = ("memory",)
+ON_TERRAIN = ("terrain", "memory")
+
+
+def conditions(name: str, settings: Settings) -> Row:
+    """What the cells of an experiment depend on besides their names.
+
+    Args:
+        name: The experiment.
+        settings: How it is run.
+
+    Returns:
+        As JSON holds it: whether versions are tiny, and as far as they matter the
+        repetitions, the budget, and a checksum of the tile.
+    """
+    kept: Row = {"quick": settings.quick}
+    if name in SEEDS:
+        kept["seeds"] = num_seeds(name, settings)
+    if name in BUDGETS:
+        kept["budget"] = budget_of(name, settings.quick)._asdict()
+    if name in ON_TERRAIN:
+        tile = settings.data_dir and streams.tile_file(settings.data_dir)
+        kept["tile"] = tile and hashlib.sha256(tile.read_bytes()).hexdigest()[:16]
+    return kept

@@ -38,6 +38,21 @@ COLOURS = {
     "online conditioning": "C4",
     BATCH: "0.35",
 }
+# Stars where two methods end in the same place: the small one is on the large one.
+STARS = {"windowed SGPR": 15, "online conditioning": 8}  # others 12
+# Forms of alpha: no two of the same colour, line or marker beside each other.
+LOOKS = [
+    {"color": colour, "ls": line, "marker": marker}
+    for colour, line, marker in (
+        ("black", "-", "o"),
+        ("C0", "--", "s"),
+        ("C9", "-", "^"),
+        ("C2", "--", "v"),
+        ("C1", "-", "D"),
+        ("C4", "--", "P"),
+        ("C3", "-", "*"),
+    )
+]
 
 
 # ----------------------------------------------------------------------- the figures
@@ -176,22 +191,30 @@ def draw_alpha(cells: Cells) -> Any:
         return None
     figure, ((left, right),) = _grid(1, 2, 6.5, 4.5)
     forms = alpha_forms(cells)
-    shades = require_pyplot().get_cmap("viridis")(np.linspace(0, 0.92, len(forms)))
-    for (form, rows), shade in zip(forms.items(), shades, strict=True):
-        ours = "noise" in form
-        style = {"color": "C3" if ours else shade, "ls": "--" if ours else "-"}
+    for k, (form, rows) in enumerate(forms.items()):
+        style = LOOKS[k % len(LOOKS)]
         scores = np.array([[r["MLL"] for r in row["trace"]] for row in rows.values()])
         mean = scores.mean(0)
         error = scores.std(0, ddof=1) / math.sqrt(len(scores)) if len(scores) > 1 else 0
         batches = np.arange(1, len(mean) + 1)
-        left.plot(batches, mean, **style, lw=1.5, label=f"α = {form}")
+        left.plot(batches, mean, **style, lw=1.3, ms=4, label=f"α = {form}")
         left.fill_between(
             batches, mean - error, mean + error, color=style["color"], alpha=0.2, lw=0
         )
         apart = np.sort(np.concatenate([gaps(row) for row in rows.values()]))
         apart = np.maximum(apart, 1e-6)
         share = np.arange(1, len(apart) + 1) / len(apart)
-        right.step(apart, share, where="post", **style, lw=1.5, label=f"α = {form}")
+        every = max(len(apart) // 8, 1)
+        right.step(
+            apart,
+            share,
+            where="post",
+            **style,
+            lw=1.3,
+            ms=4,
+            markevery=(k * every // len(forms), every),
+            label=f"α = {form}",
+        )
     _stretch_top(left, [r["MLL"] for row in cells.values() for r in row["trace"]])
     left.set_ylabel("test log-likelihood per point")
     _whole_ticks(left)
@@ -304,7 +327,17 @@ def _race(ax: Any, contest: Cells, score: str) -> None:
             ms=3.5,
             zorder=3 if ours else 2,
         )
-        ax.plot(seconds[-1], scores[-1], "*", color=colour, ms=12, mec="w", zorder=4)
+        size = STARS.get(family(method), 12)
+        ax.plot(
+            seconds[-1],
+            scores[-1],
+            "*",
+            color=colour,
+            ms=size,
+            mec="w",
+            mew=0.7,
+            zorder=5 - size / 20,
+        )
     if ends := frontier(contest, score):
         corners = [(row["seconds"], row[score]) for row in ends]
         latest = max(row["seconds"] for row in contest.values())
@@ -355,7 +388,10 @@ def draw_memory(cells: Cells) -> Any:
     axes[2].set(ylabel="peak memory of the batch, MiB", ylim=(0, most))
     _whole_ticks(axes[2])
     axes[2].grid(alpha=0.25, lw=0.5)
-    axes[2].legend(fontsize=8)
+    lines = axes[2].get_lines()
+    figure.legend(
+        handles=lines, loc="outside lower center", ncols=len(lines), fontsize=9
+    )
     return figure
 
 
@@ -381,14 +417,29 @@ def draw_banana(cells: Cells) -> Any:
         if whole is not None:
             _boundary(ax, whole["span"], whole["panels"])
         ax.set_title("all data in one batch", fontsize=9)
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=colour, ls="", marker=".", ms=9, label=f"class {label}")
+        for label, colour in CLASSES.items()
+    ]
+    handles += [
+        Line2D([], [], color="black", lw=1.5, label="both as likely"),
+        Line2D([], [], **CIRCLE, ls="", label="inducing points"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9)
     return figure
+
+
+CLASSES = {0: "C0", 1: "C1"}
+CIRCLE = {"color": "black", "marker": "o", "ms": 3.5, "mfc": "none", "mew": 0.8}
 
 
 def _boundary(ax: Any, span: list[float], panels: list[Row]) -> None:
     """The line between classes after the last of ``panels``, and all data so far."""
     for age, panel in enumerate(reversed(panels)):
         x, y = np.array(panel["x"]), np.array(panel["y"])
-        for label, colour in ((0, "C0"), (1, "C1")):
+        for label, colour in CLASSES.items():
             of = x[y == label]
             ax.plot(
                 of[:, 0], of[:, 1], ".", color=colour, ms=4, alpha=1 if not age else 0.3
@@ -396,7 +447,7 @@ def _boundary(ax: Any, span: list[float], panels: list[Row]) -> None:
     mean, z = np.array(panels[-1]["mean"]).T, np.array(panels[-1]["z"])
     if mean.min() < 0 < mean.max():
         ax.contour(span, span, mean, levels=[0], colors="black", linewidths=1.5)
-    ax.plot(z[:, 0], z[:, 1], "o", color="black", ms=3.5, mfc="none", mew=0.8)
+    ax.plot(z[:, 0], z[:, 1], **CIRCLE, ls="")
     ax.set(xlim=(span[0], span[-1]), ylim=(span[0], span[-1]), aspect="equal")
 
 

@@ -7,77 +7,61 @@
 
 Each experiment writes a JSON file and a picture to ``--out``. Interrupt it as you like:
 the same command goes on where it stopped. ``report`` turns the files into a Markdown
-page beside the folder.
+page beside the folder, and draws pictures that are missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
-from tqdm import tqdm
 
 import figures
 import reproduction_page
-from experiments import ALONE, EXPERIMENTS, Cell, Row, Settings
-from torch_ssgp.plotting import require_pyplot
+import streams
+from experiments import ALONE, EXPERIMENTS, ON_TERRAIN, SEEDS, Cell, Row, Settings
+from results import Results
+from torch_ssgp.exceptions import MissingDependencyError
 
 OUT = Path("out/reproduction")
 
 
-class Results:
-    """The results of one experiment, in a file that is always whole.
+# What is not among the requirements of the library, and who needs it.
+PACKAGES = {
+    "matplotlib": list(EXPERIMENTS),
+    "tqdm": list(EXPERIMENTS),
+    "river": ["banana"],
+}
+
+
+def check(names: list[str], settings: Settings) -> None:
+    """End with a message if anything is missing; now, not after hours.
 
     Args:
-        experiment: Its name.
-        settings: How it is run; results of other settings are not mixed with these.
-        out: The folder.
+        names: Experiments.
+        settings: How they are to be run.
     """
-
-    def __init__(self, experiment: str, settings: Settings, out: Path) -> None:
-        self.path = out / f"{experiment}.json"
-        self.settings = {
-            "quick": settings.quick,
-            "tile": settings.data_dir is not None,  # which terrain
-        }
-        self.cells: dict[str, Row] = {}
-        if self.path.exists():
-            kept = json.loads(self.path.read_text())
-            self.cells = kept.pop("cells")
-            if kept != self.settings:
-                raise SystemExit(
-                    f"{self.path} was written with other settings ({kept}, now "
-                    f"{self.settings}). Choose another folder with --out, or delete "
-                    "the file."
-                )
-
-    def add(self, key: str, row: Row) -> None:
-        """Keep a result, on disk before anything else happens."""
-        self.cells[key] = rounded(row)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = json.dumps({**self.settings, "cells": self.cells}, indent=0)
-        draft = self.path.with_suffix(".tmp")
-        draft.write_text(whole + "\n")
-        os.replace(draft, self.path)
-
-
-def rounded(value: Any) -> Any:
-    """Floats to nine digits: more than any figure shows, and files stay small."""
-    if isinstance(value, float):
-        return float(f"{value:.9g}")
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [rounded(item) for item in value]
-    return value
+    absent = [
+        package
+        for package, users in PACKAGES.items()
+        if set(names) & set(users) and find_spec(package) is None
+    ]
+    if absent:
+        raise SystemExit(
+            f"Not installed: {', '.join(absent)}. Install all that the experiments "
+            "need with: pip install -e '.[plot]' river"
+        )
+    if settings.data_dir is not None and set(names) & set(ON_TERRAIN):
+        try:
+            streams.tile_file(settings.data_dir)
+        except FileNotFoundError as error:
+            raise SystemExit(f"--data-dir: {error}") from None
 
 
 Job = tuple[str, Cell]  # of which experiment
@@ -123,13 +107,17 @@ def run(names: list[str], settings: Settings, out: Path, jobs: int) -> None:
         out: Folder for files and figures.
         jobs: Processes side by side.
     """
-    require_pyplot()  # now, not after hours
-    results = {name: Results(name, settings, out) for name in names}
+    check(names, settings)
+    from tqdm import tqdm  # whose absence is now known to be none
+
+    results = {name: Results(name, out) for name in names}
+    for name in names:
+        results[name].go_on(settings)
     work_list = [
         (name, cell)
         for name in names
         for cell in EXPERIMENTS[name](settings)
-        if cell.key not in results[name].cells
+        if cell.key not in results[name].kept
     ]
     total = sum(cell.weight for _, cell in work_list)
     with tqdm(total=total, unit="s", desc="reproduce", disable=None) as bar:
@@ -143,28 +131,57 @@ def run(names: list[str], settings: Settings, out: Path, jobs: int) -> None:
         figures.draw(name, results[name].cells, out / f"{name}.png")
 
 
+def positive(text: str) -> int:
+    """A number of the command line that is at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "experiments", nargs="+", choices=[*EXPERIMENTS, "all", "report"]
+        "experiments",
+        nargs="+",
+        choices=[*EXPERIMENTS, "all", "report"],
+        metavar="experiment",
+        help=f"any of {', '.join(EXPERIMENTS)}; all; or report, which runs nothing",
     )
-    parser.add_argument("--quick", action="store_true", help="tiny versions")
-    parser.add_argument("--seeds", type=int, help="repetitions of what is random")
     parser.add_argument(
-        "--data-dir", type=Path, help="terrain: where terrain_os_NT26.npz is"
+        "--quick", action="store_true", help="tiny versions: does it run?"
     )
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    parser.add_argument(
+        "--seeds",
+        type=positive,
+        help="repetitions in "
+        + ", ".join(f"{name} ({usual})" for name, (usual, _) in SEEDS.items()),
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        help="terrain and memory: the folder of terrain_os_NT26.npz, a tile to use in "
+        "place of matplotlib's terrain",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help=f"folder of results ({OUT})"
+    )
+    parser.add_argument(
+        "--jobs", type=positive, default=1, help="processes side by side (1)"
+    )
     chosen = parser.parse_args(arguments)
     if "report" in chosen.experiments:
         if len(chosen.experiments) > 1:
             parser.error("report stands alone: it reads what was run before.")
-        print(reproduction_page.report(chosen.out))
+        try:
+            print(reproduction_page.report(chosen.out))
+        except MissingDependencyError as error:  # to draw what is missing
+            raise SystemExit(str(error)) from None
         return
-    names = list(EXPERIMENTS) if "all" in chosen.experiments else chosen.experiments
+    asked = dict.fromkeys(chosen.experiments)  # each once
+    names = list(EXPERIMENTS if "all" in asked else asked)
     settings = Settings(chosen.quick, chosen.seeds, chosen.data_dir)
     try:
         run(names, settings, chosen.out, chosen.jobs)

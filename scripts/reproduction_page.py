@@ -7,7 +7,6 @@ is every verdict. Cells and files may be missing; the page says which.
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import re
 import textwrap
@@ -18,8 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 import experiments
-from benchmark import markdown
-from experiments import EXPERIMENTS, Budget, Row, Settings
+import figures
+from experiments import EXPERIMENTS, Row, Settings
+from results import Results
+from tables import markdown
 from verdicts import (
     ALIKE,
     BATCH,
@@ -32,6 +33,7 @@ from verdicts import (
     WINDOWED,
     Cells,
     Contests,
+    Estimate,
     Splits,
     alpha_forms,
     banana_errors,
@@ -58,6 +60,8 @@ from verdicts import (
     with_methods,
     within_full,
 )
+
+SMALL = 0.1  # α up to this is small
 
 # ------------------------------------------------------------------------------ words
 
@@ -392,7 +396,7 @@ def toy_measured(cells: Cells) -> str:
     ratio = number(max(each.ratio for each in to_batch), ".3f")
     difference = number(min(each.difference for each in to_batch), "+.4f")
     return paragraphs(
-        "Batch SGPR has as many inducing points:",
+        "Beside batch SGPR with the same budget of inducing points:",
         markdown(rows),
         f"At worst, a stream ends with {ratio} times its RMSE, and with an MLL that "
         f"differs by {difference}.",
@@ -473,9 +477,9 @@ def order_sentence(forms: dict[str, Splits]) -> str:
         if found
     ]
     return (
-        f"{text} Beyond two standard errors it is {listed(clear)}."
+        f"{text} By Student's t at 95 % it is {listed(clear)}."
         if clear
-        else f"{text} None of this is beyond two standard errors."
+        else f"{text} None of this is clear by Student's t at 95 %."
     )
 
 
@@ -505,50 +509,46 @@ def alpha_differences(cells: Cells) -> str:
     shared = alpha_forms(cells).get("0, shared noise")
     return bullets(
         _order_verdict(forms),
+        _exact_vfe(forms),
         _shared_noise(shared, forms["0"]) if shared and "0" in forms else "",
         _no_clumps(forms),
     )
 
 
 def _order_verdict(forms: dict[str, Splits]) -> str:
+    """The best small alpha against alpha 1, which is where the paper's order ends."""
+    small = {form: splits for form, splits in forms.items() if float(form) <= SMALL}
+    if not small or "1" not in forms:
+        return ""
+    best = max(small, key=lambda form: over(small[form], stream_mll).mean)
+    lead = change(small[best], forms["1"], stream_mll)
+    compared = f"α = {best}, the best of those up to {SMALL:g}, is {_beside(lead)}"
+    if not lead.clear:
+        return f"The order of the paper is neither reproduced nor refuted: {compared}."
+    if lead.mean > 0:
+        return f"As in the paper, small α is better than large: {compared}."
+    return f"Not as in the paper: {compared}."
+
+
+def _exact_vfe(forms: dict[str, Splits]) -> str:
+    """Alpha 0 on its own: it need not be like a small alpha."""
     if "0" not in forms or "1" not in forms:
         return ""
-    cost = change(forms["1"], forms["0"], stream_mll)
-    if not cost.clear:
-        return (
-            "The order of the paper is neither reproduced nor refuted: the difference "
-            "between α = 0 and α = 1 is not beyond two standard errors."
-        )
-    if cost.mean > 0:
-        return (
-            "Over the whole stream the order of the paper is refuted: α = 1 is better "
-            "than α = 0 here." + _order_before(forms)
-        )
-    steady = falls([over(splits, stream_mll).mean for splits in forms.values()])
-    return "The order of the paper is reproduced: small α is best over the stream" + (
-        "." if steady else ", though not every step of α costs."
-    )
-
-
-def _order_before(forms: dict[str, Splits]) -> str:
-    """The order in the first part of the stream, where alpha 0 is ahead, if it is."""
-    means = {
-        form: np.mean([[step["MLL"] for step in row["trace"]] for row in rows], 0)
-        for form, rows in ((form, list(forms[form].values())) for form in ("0", "1"))
-    }
-    behind = np.flatnonzero(means["0"] < means["1"])
-    last = int(behind[0]) if len(behind) else len(means["0"])
-
-    def first_part(row: Row) -> float:
-        return float(np.mean([step["MLL"] for step in row["trace"][:last]]))
-
-    lead = change(forms["0"], forms["1"], first_part) if last else None
-    if lead is None or not (lead.clear and lead.mean > 0):
-        return ""
+    lead = change(forms["0"], forms["1"], stream_mll)
+    means = {form: over(splits, stream_mll).mean for form, splits in forms.items()}
+    place = sorted(means, key=means.get, reverse=True).index("0") + 1
     return (
-        f" Up to batch {last} it is the paper's: α = 0 is {lead} above α = 1 in the "
-        "mean of these batches. Then the inducing points are used up."
+        f"VFE itself, α = 0, is number {place} of {len(forms)} over the stream, and "
+        f"{_beside(lead)}."
     )
+
+
+def _beside(lead: Estimate) -> str:
+    """A lead over alpha 1 in words."""
+    where = "below" if lead.mean < 0 else "above"
+    size = lead._replace(mean=abs(lead.mean))
+    sure = "" if lead.clear else ", which is not clear by Student's t at 95 %"
+    return f"{size} {where} α = 1 on the same splits{sure}"
 
 
 def _no_clumps(forms: dict[str, Splits]) -> str:
@@ -571,10 +571,10 @@ def _shared_noise(shared: Splits, paper: Splits) -> str:
     highest = over(paper, lambda row: max(step["MLL"] for step in row["trace"]))
     size = max(len(row["z"]) for row in paper.values())
     return (
-        "In the paper's form each batch keeps the noise that it had when it came. Once "
-        f"all {size} inducing points are used, what they cannot follow has to become "
-        "noise, but the noise of the past is not to be revised: at α = 0 the MLL falls "
-        f"from {number(highest.mean, '.2f')}, where it is highest, to "
+        "In the paper's form each batch keeps the noise that it had when it came. "
+        f"Where {size} inducing points no longer suffice, what they cannot follow has "
+        "to be noise, but that of the past is not to be revised: at α = 0 the MLL "
+        f"falls from {number(highest.mean, '.2f')}, where it is highest, to "
         f"{number(over(paper, lambda row: row['MLL']).mean, '.2f')} at the end. With "
         f"one noise shared by all data it is {gain} higher at the end."
     )
@@ -804,8 +804,9 @@ class Section(NamedTuple):
 
 
 RACE = (
-    "A dot for every batch, a star at the end of the stream. Heights of MLL are "
-    "logarithms of the distance to the best, so that small differences show."
+    "A dot for every batch, a star at the end of the stream, of a size for each method "
+    "so that none is hidden. Heights of MLL are logarithms of the distance to the "
+    "best, so that small differences show."
 )
 SECTIONS = {
     "toy": Section(
@@ -867,7 +868,7 @@ SECTIONS = {
         "model. From left to right, from right to left and in random order, the error "
         "at the end is about the same.",
         "The line is where both classes are as likely; new data are bright, data "
-        "before pale, circles inducing points.",
+        "before pale.",
         banana_measured,
         banana_differences,
     ),
@@ -898,8 +899,9 @@ RMSE is the root mean squared error, MLL the mean log density of test targets wi
 noise, both in units of scaled targets. During a stream they are taken on up to
 {max_test:,} of the test points that the stream has come past, at the end on all test
 points. Seconds are processor time of one thread, training and testing of all batches
-so far. All methods have the same kernel and the same start, and keep what they learnt
-from batch to batch:
+so far. All methods have the same kernel. All but batch SGPR, which begins with all
+data, start from the same search on the first batch, and keep what they learnt from
+batch to batch:
 
 - streaming: this library with its default policy;
 - windowed GP: an exact GP on the last points;
@@ -916,59 +918,41 @@ Their budgets:
 
 {budgets}"""
 
-BUDGET_COLUMNS = {
-    "steps": "steps a batch: streaming and windowed SGPR",
-    "gp_steps": "windowed GP (L-BFGS)",
-    "svi_steps": "SVI",
-    "batch_steps": "steps in all: batch SGPR (L-BFGS)",
+BUDGET_LINES = {
+    "steps": "Adam steps a batch: streaming, windowed SGPR; first batch of online "
+    "conditioning",
+    "gp_first_steps": "L-BFGS steps, first batch: windowed GP",
+    "gp_steps": "L-BFGS steps a batch after it: windowed GP",
+    "svi_steps": "Adam steps a batch: SVI",
+    "batch_first_steps": "Adam steps in all: batch SGPR",
+    "batch_steps": "L-BFGS steps after them: batch SGPR",
     "gp_window": "points: windowed GP",
-    "sgpr_window": "windowed SGPR",
+    "sgpr_window": "points: windowed SGPR",
+    "max_points": "points: online conditioning",
 }
-
-
-class Results(NamedTuple):
-    """A file of results: whether it is of tiny runs, and its cells."""
-
-    quick: bool
-    cells: Cells
 
 
 def load(out: Path) -> dict[str, Results]:
     """The files in a folder, by experiment."""
-    paths = {name: out / f"{name}.json" for name in EXPERIMENTS}
-    kept = {
-        name: json.loads(path.read_text(encoding="utf-8"))
-        for name, path in paths.items()
-        if path.exists()
-    }
-    return {name: Results(file["quick"], file["cells"]) for name, file in kept.items()}
-
-
-def not_run(name: str, results: Results) -> list[str]:
-    """Cells that a whole run with default settings would have."""
-    other_terrain = any(key.startswith("terrain OS") for key in results.cells)
-    settings = Settings(results.quick, data_dir=Path() if other_terrain else None)
-    cells = EXPERIMENTS[name](settings)
-    return [cell.key for cell in cells if cell.key not in results.cells]
+    every = {name: Results(name, out) for name in EXPERIMENTS}
+    return {name: results for name, results in every.items() if results.conditions}
 
 
 def budget_table(found: dict[str, Results]) -> str:
-    """What each method may do, by experiment."""
-    budgets: dict[str, Budget] = {
-        name: experiments.SMALL
-        if name in found and found[name].quick
-        else getattr(experiments, name.upper())
-        for name in ("timeseries", "terrain", "memory")
+    """What each method may do, by experiment; as it was run, if it was."""
+    budgets: dict[str, Row] = {
+        name: found[name].conditions["budget"] if name in found else budget._asdict()
+        for name, budget in experiments.BUDGETS.items()
     }
     rows = [
         {
-            "experiment": name,
+            "at most": title,
             **{
-                title: f"{getattr(budget, field):,}"
-                for field, title in BUDGET_COLUMNS.items()
+                name: f"{budget[field]:,}" if budget[field] else "–"
+                for name, budget in budgets.items()
             },
         }
-        for name, budget in budgets.items()
+        for field, title in BUDGET_LINES.items()
     ]
     return markdown(rows)
 
@@ -1010,7 +994,7 @@ def introduction(folder: str, found: dict[str, Results]) -> str:
 def section(name: str, folder: str, results: Results) -> str:
     """What the page says about one experiment."""
     title, claim, caption, measured, differences = SECTIONS[name]
-    missing = not_run(name, results)
+    missing = results.missing()
     some = ", ".join(f"`{key}`" for key in missing[:5])
     head = paragraphs(f"## {title}", f"**The paper.** {claim}")
     others = " and others" if missing[5:] else ""
@@ -1030,13 +1014,13 @@ def section(name: str, folder: str, results: Results) -> str:
 
 def page(out: Path) -> str:
     """The page on the files in ``out``, as Markdown."""
-    found = load(out)
-    sections = [section(name, out.name, results) for name, results in found.items()]
-    return wrapped(paragraphs(introduction(out.name, found), *sections))
+    found, folder = load(out), out.resolve().name
+    sections = [section(name, folder, results) for name, results in found.items()]
+    return wrapped(paragraphs(introduction(folder, found), *sections))
 
 
 def report(out: Path) -> Path:
-    """Write the page beside the folder of results.
+    """Write the page beside the folder of results; draw pictures that are missing.
 
     Args:
         out: The folder; ``docs/reproduction`` gives ``docs/reproduction.md``.
@@ -1044,6 +1028,12 @@ def report(out: Path) -> Path:
     Returns:
         Where the page is.
     """
-    path = out.with_suffix(".md")
+    if not out.is_dir():
+        raise SystemExit(f"There is no folder {out}. Run experiments with --out first.")
+    for name, results in load(out).items():
+        picture = out / f"{name}.png"
+        if not picture.exists():
+            figures.draw(name, results.cells, picture)
+    path = out.resolve().with_name(out.resolve().name + ".md")
     path.write_text(page(out), encoding="utf-8")
     return path

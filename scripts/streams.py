@@ -263,13 +263,18 @@ def terrain_os(
     Returns:
         The stream, scaled as in :func:`terrain`.
     """
+    with np.load(tile_file(data_dir)) as tile:
+        heights = tile["z"]
+    return _terrain("terrain_os", heights, first, batch, num_batches, thin, max_test)
+
+
+def tile_file(data_dir: str | Path | None) -> Path:
+    """The tile of :func:`terrain_os`, or an error that says how to make it."""
     hint = (
         "download tile NT26 of OS Terrain 50 (ASCII grid) from osdatahub.os.uk, skip "
         "its header lines and save it with `np.savez(file, z=heights)`"
     )
-    with np.load(_file(data_dir, "terrain_os_NT26.npz", hint)) as tile:
-        heights = tile["z"]
-    return _terrain("terrain_os", heights, first, batch, num_batches, thin, max_test)
+    return _file(data_dir, "terrain_os_NT26.npz", hint)
 
 
 def uci(

@@ -188,30 +188,45 @@ def beats_windows(every: Contests, score: str) -> list[bool]:
 Splits = dict[int, Row]
 
 
+# Student's t: so many standard errors hold 95 % of it, by degrees of freedom. Beyond
+# the table the last entry, a little too strict.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
 class Estimate(NamedTuple):
-    """A mean and its standard error, NaN where there is one value only."""
+    """A mean and its standard error, NaN where there is one value only.
+
+    Attributes:
+        mean: The mean.
+        error: Its standard error.
+        count: Of how many values.
+    """
 
     mean: float
     error: float
+    count: int
 
     def __str__(self) -> str:
         return self.text(".3f")
 
     def text(self, form: str) -> str:
         """Both numbers, as far as they exist."""
-        return " ± ".join(number(v, form) for v in self if not math.isnan(v))
+        both = (self.mean, self.error)
+        return " ± ".join(number(v, form) for v in both if not math.isnan(v))
 
     @property
     def clear(self) -> bool:
-        """Whether the mean is more than two standard errors from zero."""
-        return abs(self.mean) > 2 * self.error
+        """Whether zero is outside of the 95 % interval of Student's t."""
+        if self.count < 2:
+            return False
+        return abs(self.mean) > self.error * STUDENT[min(self.count - 2, 8)]
 
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and standard error of values."""
-    few = len(values) < 2
-    error = math.nan if few else statistics.stdev(values) / math.sqrt(len(values))
-    return Estimate(statistics.fmean(values), error)
+    num = len(values)
+    error = statistics.stdev(values) / math.sqrt(num) if num > 1 else math.nan
+    return Estimate(statistics.fmean(values), error, num)
 
 
 def number(value: float, form: str = ".4f") -> str:
@@ -266,7 +281,7 @@ def change(a: Splits, b: Splits, score: Callable[[Row], float]) -> Estimate:
     """``a - b`` of a score over the splits that both have."""
     both = [split for split in a if split in b]
     values = [score(a[split]) - score(b[split]) for split in both]
-    return estimate(values) if values else Estimate(math.nan, math.nan)
+    return estimate(values) if values else Estimate(math.nan, math.nan, 0)
 
 
 def falls(values: Sequence[float]) -> bool:

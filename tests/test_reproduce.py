@@ -16,7 +16,8 @@ import reproduce
 import reproduction_page
 import streams
 import verdicts
-from experiments import EXPERIMENTS, Row, Settings
+from experiments import EXPERIMENTS, Row, Settings, conditions
+from results import Results
 from verdicts import Setting
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,6 +107,122 @@ def test_an_interrupt_keeps_what_is_finished(
 def test_quick_and_full_results_are_not_mixed(finished: Path) -> None:
     with pytest.raises(SystemExit, match="other settings.*--out"):
         reproduce.main(["equivalence", "--out", str(finished)])
+
+
+@pytest.mark.parametrize("name", ["terrain", "memory", "timeseries"])
+def test_results_of_other_budgets_are_not_mixed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = Results(name, tmp_path)
+    results.go_on(Settings())
+    results.add("a cell", {})
+    Results(name, tmp_path).go_on(Settings())
+    other = experiments.BUDGETS[name]._replace(gp_steps=99)
+    monkeypatch.setitem(experiments.BUDGETS, name, other)
+    with pytest.raises(SystemExit, match="budget was .*'gp_steps': 99"):
+        Results(name, tmp_path).go_on(Settings())
+
+
+def test_only_the_terrain_depends_on_the_tile(tmp_path: Path) -> None:
+    tile = tmp_path / "terrain_os_NT26.npz"
+    tile.write_bytes(b"heights")
+    with_tile = Settings(data_dir=tmp_path)
+    for name in EXPERIMENTS:
+        results = Results(name, tmp_path)
+        results.go_on(with_tile)
+        results.add("a cell", {})
+        if name in ("terrain", "memory"):
+            with pytest.raises(SystemExit, match="tile was [0-9a-f]{16}, is None"):
+                Results(name, tmp_path).go_on(Settings())
+        else:
+            Results(name, tmp_path).go_on(Settings())
+    tile.write_bytes(b"other heights")
+    with pytest.raises(SystemExit, match="tile was"):
+        Results("terrain", tmp_path).go_on(with_tile)
+
+
+def test_a_tile_is_no_hindrance_to_the_others(finished: Path, tmp_path: Path) -> None:
+    options = ["--quick", "--out", str(finished), "--data-dir", str(tmp_path)]
+    reproduce.main(["equivalence", *options])
+
+
+def test_fewer_seeds_show_fewer_cells(tmp_path: Path) -> None:
+    results = Results("banana", tmp_path)
+    results.go_on(Settings())
+    for cell in results.planned():
+        results.add(cell.key, {})
+    Results("banana", tmp_path).go_on(Settings(seeds=2))
+    fewer = Results("banana", tmp_path)
+    assert len(fewer.kept) == 8 and fewer.missing() == []
+    assert [key for key in fewer.cells if "random" in key] == ["random 0", "random 1"]
+    fewer.go_on(Settings(seeds=6))
+    assert fewer.missing() == ["random 5"]
+
+
+# ------------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize(
+    ("absent", "experiment"),
+    [("matplotlib", "toy"), ("tqdm", "toy"), ("river", "banana")],
+)
+def test_what_is_not_installed_is_said_before_anything_runs(
+    absent: str, experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        reproduce, "find_spec", lambda name: None if name == absent else object()
+    )
+    with pytest.raises(SystemExit, match=f"Not installed: {absent}. .*pip install"):
+        reproduce.main(["equivalence", experiment, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+    reproduce.check(["equivalence"] if absent == "river" else [], Settings())
+
+
+def test_a_tile_that_is_not_there_is_said_before_anything_runs(tmp_path: Path) -> None:
+    for name in ("terrain", "memory"):
+        with pytest.raises(SystemExit, match="terrain_os_NT26.npz does not exist"):
+            reproduce.main([name, "--data-dir", str(tmp_path), "--out", str(tmp_path)])
+
+
+@pytest.mark.parametrize("option", ["--jobs", "--seeds"])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "many"])
+def test_numbers_of_the_command_line_are_positive(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        reproduce.main(["toy", f"{option}={value}"])
+    assert "is not a whole number above 0" in capsys.readouterr().err
+
+
+def test_an_experiment_named_twice_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+    monkeypatch.setattr(reproduce, "run", lambda names, *_: runs.append(names))
+    reproduce.main(["toy", "banana", "toy"])
+    assert runs == [["toy", "banana"]]
+
+
+def test_report_needs_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="There is no folder .*missing"):
+        reproduce.main(["report", "--out", str(tmp_path / "missing")])
+
+
+def test_report_draws_what_is_missing_and_keeps_the_name(
+    finished: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(finished, tmp_path / "run.v1"))
+    (out / "equivalence.png").unlink()
+    reproduce.main(["report", "--out", str(out)])
+    assert (out / "equivalence.png").read_bytes().startswith(PNG)
+    page = (tmp_path / "run.v1.md").read_text(encoding="utf-8")
+    assert "(run.v1/equivalence.png)" in page
+
+
+@pytest.mark.parametrize("text", ['{"quick": fal', "[]", '{"quick": true}'])
+def test_a_file_without_results_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "toy.json").write_text(text)
+    for arguments in (["report"], ["toy", "--quick"]):
+        with pytest.raises(SystemExit, match="toy.json is not"):
+            reproduce.main([*arguments, "--out", str(tmp_path)])
 
 
 def test_report_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,21 +367,25 @@ def test_windowed_models_are_beaten_only_if_both_are() -> None:
     assert verdicts.beats_windows(every, "RMSE") == []
 
 
-def test_a_difference_is_clear_beyond_two_standard_errors() -> None:
+def test_a_difference_is_clear_beyond_students_interval() -> None:
     assert verdicts.estimate([1.0, 1.1, 0.9]).clear
     assert not verdicts.estimate([1.0, -1.0, 0.9]).clear
+    # Of four values 3.18 standard errors, not two; of many about two.
+    for mean, clear in ((3.1, False), (3.3, True)):
+        assert verdicts.Estimate(mean, 1.0, count=4).clear == clear
+    assert verdicts.Estimate(2.3, 1.0, count=100).clear
     one = verdicts.estimate([-1.0])
     assert not one.clear and str(one) == "−1.000"
     assert str(verdicts.estimate([1.0, 3.0])) == "2.000 ± 1.000"
 
 
 def alpha_cells(*means: float) -> verdicts.Cells:
-    """Two splits of each of alpha 0, 0.5 and 1, with the MLL of ``means``."""
+    """Two splits of each of alpha 0, 0.1, 0.5 and 1, with the MLL of ``means``."""
     return {
         f"{alpha:g}; split {split}": end(
             1, 1, mean + 0.01 * split, alpha=alpha, z=[0, 1, 2 + split, 4 + alpha]
         )
-        for alpha, mean in zip((0.0, 0.5, 1.0), means, strict=True)
+        for alpha, mean in zip((0.0, 0.1, 0.5, 1.0), means, strict=True)
         for split in range(2)
     }
 
@@ -272,14 +393,12 @@ def alpha_cells(*means: float) -> verdicts.Cells:
 @pytest.mark.parametrize(
     ("means", "order", "verdict"),
     [
-        (
-            (3, 2, 1),
-            "falls with α; it is highest at α = 0",
-            "is reproduced: small α is",
-        ),
-        ((2, 3, 1), "is not monotone in α; it is highest at α = 0.5", "not every step"),
-        ((1, 2, 3), "is not monotone in α; it is highest at α = 1", "is refuted"),
-        ((1, 2, 1), "is not monotone in α", "neither reproduced nor refuted"),
+        ((3, 3, 2, 1), "falls with α; it is highest at α = 0", "As in the paper"),
+        ((2, 2, 3, 1), "is not monotone in α; it is highest at α = 0.5", "As in the"),
+        ((1, 1, 2, 3), "it is highest at α = 1", "Not as in the paper"),
+        ((1, 1, 2, 1), "is not monotone in α", "neither reproduced nor refuted"),
+        # VFE alone decides nothing: it is judged on its own.
+        ((1, 3, 2, 2), "it is highest at α = 0.1", "As in the paper, small α is"),
     ],
 )
 def test_the_order_of_alpha_is_judged(
@@ -288,6 +407,12 @@ def test_the_order_of_alpha_is_judged(
     cells = alpha_cells(*means)
     assert order in reproduction_page.alpha_measured(cells)
     assert verdict in reproduction_page.alpha_differences(cells)
+
+
+def test_vfe_has_a_sentence_of_its_own() -> None:
+    text = reproduction_page.alpha_differences(alpha_cells(1, 3, 2, 2))
+    assert "α = 0.1, the best of those up to 0.1, is 1.000 ± 0.000 above α = 1" in text
+    assert "α = 0, is number 4 of 4 over the stream, and 1.000 ± 0.000 below" in text
 
 
 def test_clumps_are_gaps_far_below_the_mean() -> None:
@@ -356,7 +481,7 @@ def test_any_part_of_an_experiment_can_be_drawn_and_told(
         {key: row for key, row in cells.items() if key != left_out} for left_out in keys
     ]
     for part in [*parts, {}]:
-        results = {"quick": False, "cells": part}
+        results = {**conditions(name, Settings()), "cells": part}
         (out / f"{name}.json").write_text(json.dumps(results))
         page = reproduction_page.page(out)
         assert reproduction_page.SECTIONS[name].title in page
@@ -385,12 +510,27 @@ def test_a_folder_without_results_gives_a_page(tmp_path: Path) -> None:
 
 def test_budgets_on_the_page_are_those_of_the_runs(tmp_path: Path) -> None:
     page = reproduction_page.page(tmp_path)
-    for name in ("timeseries", "terrain", "memory"):
-        budget = getattr(experiments, name.upper())
-        assert f"| {name} | " + " | ".join(f"{b:,}" for b in budget) + " |" in page
+    assert "| at most | timeseries | terrain | memory |" in page
+    for field, title in reproduction_page.BUDGET_LINES.items():
+        values = [getattr(budget, field) for budget in experiments.BUDGETS.values()]
+        cells = " | ".join(f"{value:,}" if value else "–" for value in values)
+        assert f"| {title} | {cells} |" in page
+    assert set(reproduction_page.BUDGET_LINES) == set(experiments.Budget._fields)
+
+    results = Results("terrain", tmp_path)
+    results.go_on(Settings(quick=True))
+    results.add("a cell", {})
+    assert "| L-BFGS steps after them: batch SGPR | 300 | 10 | – |" in (
+        reproduction_page.page(tmp_path)
+    )
 
 
 # ------------------------------------------------------------- facts about experiments
+
+
+def test_values_near_zero_keep_their_sign() -> None:
+    assert experiments._short(-0.0012345) == -0.00123
+    assert experiments._short(1234.5) == 1230
 
 
 def test_a_shuffled_stream_has_the_same_rows() -> None:
