@@ -32,6 +32,7 @@ from torch_ssgp.exceptions import (
     ShapeError,
     StreamingGPWarning,
 )
+from torch_ssgp.rollback import all_or_nothing
 from torch_ssgp.variational import (
     IndependentMultitaskStreamingStrategy,
     LMCStreamingStrategy,
@@ -932,6 +933,26 @@ def test_a_state_of_another_batch_shape_is_refused() -> None:
     batch = Model(grid(5), batch_shape=torch.Size([2]))
     with pytest.raises(RuntimeError, match="size mismatch"):
         model.load_state_dict(batch.state_dict())
+
+
+@pytest.mark.parametrize("how", ["missing", "unexpected", "shape", "batch"])
+def test_a_state_can_be_loaded_whole_or_not_at_all(how: str) -> None:
+    model, reference, state = Model(grid(5)), Model(grid(5)), streamed().state_dict()
+    if how == "missing":
+        del state["variational_strategy.old_g"]
+    elif how == "unexpected":
+        state["nonsense"] = torch.zeros(1)
+    elif how == "shape":
+        state["covar_module.raw_outputscale"] = torch.zeros(4, 5)
+    else:
+        state = Model(grid(8), batch_shape=torch.Size([2])).state_dict()
+    parameters = list(model.parameters())
+    with pytest.raises(RuntimeError, match="loading state_dict"):
+        all_or_nothing(lambda: model.load_state_dict(state), [model])
+    assert_same(model, reference)
+    now, before = model.state_dict(), reference.state_dict()
+    assert all(torch.equal(now[name], before[name]) for name in before)
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
 
 
 def test_the_state_keeps_an_empty_past() -> None:

@@ -330,6 +330,10 @@ class StreamingVariationalStrategy(VariationalStrategy):
     those. Set ``num_data`` of the objective (and of GPyTorch's ``NGD``) to the size
     of the next batch.
 
+    A state with another number of inducing points loads. If ``load_state_dict`` of the
+    model raises, torch has loaded what fits; whole or not at all it loads by
+    ``rollback.all_or_nothing(lambda: model.load_state_dict(state), [model])``.
+
     Args:
         model: The model this strategy belongs to.
         inducing_points: ``(*batch, m, d)``, the first inducing points.
