@@ -361,6 +361,14 @@ def test_one_warning_says_that_the_budget_is_too_small():
         model.update(x, y, num_steps=0, inducing_points=x[:3])
 
 
+def test_advice_names_the_limit_that_was_met():
+    assert KeepOld().advice(3, 20) == "Raise num_inducing"
+    assert AdaptiveBudget().advice(20, 20) == "Raise num_inducing"
+    assert "tolerance" in AdaptiveBudget(0.9).advice(8, 20)
+    assert "max_inducing" in AdaptiveBudget(max_inducing=8).advice(8, 20)
+    assert "tolerance" in AdaptiveBudget(max_inducing=30).advice(20, 20)
+
+
 def test_allocators_of_botorch_plug_in():
     allocators = pytest.importorskip("botorch.models.utils.inducing_point_allocators")
     allocator = allocators.GreedyVarianceReduction()

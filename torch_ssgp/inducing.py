@@ -90,6 +90,16 @@ class InducingPolicy(ABC):
         del candidates, loss
         return z
 
+    def advice(self, num_inducing: int, budget: int) -> str:
+        """What to change where too much was lost, for a warning.
+
+        Args:
+            num_inducing: Number of points chosen.
+            budget: ``num_inducing`` of the model.
+        """
+        del num_inducing, budget
+        return "Raise num_inducing"
+
 
 class KeepOld(InducingPolicy):
     """Keep every old point; new inputs, evenly thinned, fill what room is left."""
@@ -347,6 +357,14 @@ class AdaptiveBudget(InducingPolicy):
         enough = self._enough(candidates)
         has_room = z.size(-2) < self._most(candidates)
         return self(candidates) if has_room and bool((loss > enough).any()) else z
+
+    def advice(self, num_inducing: int, budget: int) -> str:
+        """The limit that was met: the tolerance, if there was room."""
+        if num_inducing < (self.max_inducing or budget):
+            return "Lower tolerance of the inducing_policy"
+        if self.max_inducing:
+            return "Raise max_inducing of the inducing_policy"
+        return super().advice(num_inducing, budget)
 
     def _enough(self, candidates: Candidates) -> Tensor:
         """Nats that may be lost, ``(*batch,)``."""
