@@ -11,7 +11,6 @@ their ratios mean something.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 import warnings
@@ -34,6 +33,7 @@ from botorch.utils.sampling import draw_sobol_samples
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from tables import write_json
 from torch_ssgp.surrogates import SingleTaskStreamingGP
 
 Row = dict[str, Any]
@@ -392,16 +392,17 @@ def print_row(row: Row) -> None:
     print("  " + ", ".join(cells), flush=True)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("tables", nargs="*", choices=[*TABLES, []], default=[])
-    parser.add_argument("--out", type=Path, help="write the rows to this file as JSON")
-    arguments = parser.parse_args()
-    results = run(*arguments.tables)
-    if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(results, indent=1))
+    parser.add_argument(
+        "--out", "--json", type=Path, help="write the rows to this file as JSON"
+    )
+    chosen = parser.parse_args(arguments)
+    results = run(*chosen.tables)
+    if chosen.out is not None:
+        write_json(chosen.out, results)
 
 
 if __name__ == "__main__":

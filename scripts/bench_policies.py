@@ -1,12 +1,13 @@
 """Streams x policies x seeds: what each way to choose inducing points ends with.
 
-    python scripts/bench_policies.py --data-dir DIR --out docs/data/policies.json
-    python scripts/bench_policies.py --gap "audio M=200" --out docs/data/gap.json
+    python scripts/benchmark.py policies --data-dir DIR --out docs/data/policies.json
+    python scripts/benchmark.py policies --gap "audio M=200" --out docs/data/gap.json
 
 Every row is one run with default settings, or the batch model of the same size that
 has all training data at once. Rows already in the file are not run again, so a run can
 be interrupted and resumed, and split over processes by ``--streams``. ``--gap`` asks
-why the default falls behind the batch model on one stream.
+why the default falls behind the batch model on one stream. Seconds are those of the
+processor.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import copy
 import json
 import statistics
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,7 @@ from tqdm import tqdm
 import streams
 from baselines import BatchSGPR, new_kernel, normal_scores, small_budget
 from streams import Stream
+from tables import listed, markdown, write_json
 from torch_ssgp import (
     AdaptiveBudget,
     GreedyInformation,
@@ -36,9 +39,17 @@ from torch_ssgp import (
     RandomReplace,
     StreamingGP,
 )
+from verdicts import MARGIN, RATIO, Gap, gap
+
+DEFAULT, BATCH = "AdaptiveBudget (default)", "batch SGPR"
+GREEDY = (DEFAULT, "GreedyInformation", "GreedyVariance")
+BATCH_STEPS = 1_000  # of L-BFGS; it is to end on a plateau
+SECONDS = "CPU seconds"
+NEAR = f"within {RATIO:g} and {MARGIN:g}"
 
 Row = dict[str, Any]
 Make = Callable[[int, Path | None], Stream]
+Job = tuple[str, str, int]  # stream, policy, seed
 
 
 class Case(NamedTuple):
@@ -89,30 +100,31 @@ def accuracy(model: StreamingGP, stream: Stream) -> Row:
 
 def run_batch(stream: Stream, num_inducing: int) -> Row:
     """The ceiling: all training data at once, all of Z free, L-BFGS."""
-    start = time.perf_counter()
-    batch = BatchSGPR(stream.x_test.size(-1), num_inducing)
+    start = time.process_time()
+    batch = BatchSGPR(stream.x_test.size(-1), num_inducing, num_steps=BATCH_STEPS)
     batch.update(stream.x_train, stream.y_train)
     return {
         **accuracy(batch.model, stream),
         "M": batch.model.summary.num_inducing,
-        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - start,
         "converged": batch.converged,
+        "steps": batch.steps,
+        "max_steps": BATCH_STEPS,
     }
 
 
 POLICIES: dict[str, Callable[[int], InducingPolicy]] = {
-    "AdaptiveBudget (default)": lambda _: AdaptiveBudget(),
+    DEFAULT: lambda _: AdaptiveBudget(),
     "GreedyInformation": lambda _: GreedyInformation(),
     "GreedyVariance": lambda _: GreedyVariance(),
     "RandomReplace": lambda seed: RandomReplace(0.3, seed=seed),
     "KeepOld": lambda _: KeepOld(),
 }
-BATCH = "batch SGPR"
 
 
 def run_stream(stream: Stream, num_inducing: int, policy: InducingPolicy) -> Row:
     """Default updates over a stream, and how they end; a failure is a row as well."""
-    start = time.perf_counter()
+    start = time.process_time()
     model = new_model(stream, num_inducing, policy)
     sizes, failure = [], ""
     with small_budget():
@@ -126,7 +138,7 @@ def run_stream(stream: Stream, num_inducing: int, policy: InducingPolicy) -> Row
         **accuracy(model, stream),
         "M": model.summary.num_inducing,
         "sizes": sizes,
-        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - start,
         "failure": failure,
     }
 
@@ -171,8 +183,6 @@ def run(
     only_policies: list[str] | None = None,
 ) -> list[Row]:
     """All rows that are not in the file yet; the file after every one of them."""
-    rows: list[Row] = json.loads(out.read_text()) if out.exists() else []
-    done = {(row["stream"], row["policy"], row["seed"]) for row in rows}
     jobs = [
         (name, policy, seed)
         for name, case in CASES.items()
@@ -183,7 +193,7 @@ def run(
         # Without random numbers another seed is the same run.
         if seed == 0 or case.seeded or policy == "RandomReplace"
     ]
-    for name, policy, seed in tqdm([job for job in jobs if job not in done]):
+    for name, policy, seed in tqdm([job for job in jobs if job not in read(out)]):
         case = CASES[name]
         stream = case.make(seed, data_dir)
         if policy == BATCH:
@@ -192,15 +202,22 @@ def run(
             chosen = POLICIES[policy](seed)
             result = run_stream(stream, case.num_inducing, chosen)
         key = {"stream": name, "policy": policy, "seed": seed}
-        rows.append({**key, "budget": case.num_inducing, **result})
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(rows, indent=1) + "\n")
-    return rows
+        row = {**key, "budget": case.num_inducing, **result}
+        # Another process may have written meanwhile.
+        write_json(out, list({**read(out), (name, policy, seed): row}.values()))
+    return list(read(out).values())
+
+
+def read(out: Path) -> dict[Job, Row]:
+    """The rows in a file, by stream, policy and seed."""
+    rows = json.loads(out.read_text(encoding="utf-8")) if out.exists() else []
+    return {(row["stream"], row["policy"], row["seed"]): row for row in rows}
 
 
 def table(rows: list[Row]) -> list[Row]:
     """One line per stream and policy: medians over seeds, against the batch model."""
     lines: list[Row] = []
+    timed = any("cpu_seconds" in row for row in rows)
     for name, case in CASES.items():
         ceiling = {
             row["seed"]: row
@@ -217,78 +234,177 @@ def table(rows: list[Row]) -> list[Row]:
             ]
             if not runs:
                 continue
-
-            def median(values: list[float]) -> float:
-                return statistics.median(values)
-
-            ratio = median([row["RMSE"] / best["RMSE"] for row, best in runs])
-            gap = median([row["MLL"] - best["MLL"] for row, best in runs])
+            gaps = [gap(row, best) for row, best in runs]
+            middle = Gap(
+                statistics.median(each.ratio for each in gaps),
+                statistics.median(each.difference for each in gaps),
+            )
             lines.append(
                 {
                     "stream": name,
                     "policy": policy,
                     "seeds": len(runs),
                     "budget": case.num_inducing,
-                    "M": median([row["M"] for row, _ in runs]),
-                    "RMSE": median([row["RMSE"] for row, _ in runs]),
-                    "MLL": median([row["MLL"] for row, _ in runs]),
-                    "RMSE / batch": ratio,
-                    "MLL - batch": gap,
-                    "within 1.05 and 0.05": "yes" if _is_close(ratio, gap) else "no",
-                    "seconds": median([row["seconds"] for row, _ in runs]),
+                    **{key: _median(runs, key) for key in ("M", "RMSE", "MLL")},
+                    "RMSE / batch": middle.ratio,
+                    "MLL - batch": middle.difference,
+                    NEAR: "yes" if all(middle.near) else "no",
+                    **({SECONDS: _median(runs, "cpu_seconds")} if timed else {}),
                     "failures": sum(bool(row["failure"]) for row, _ in runs),
                 }
             )
     return lines
 
 
-def _is_close(ratio: float, gap: float) -> bool:
-    return ratio <= 1.05 and gap >= -0.05
+def _median(runs: list[tuple[Row, Row]], key: str) -> float | str:
+    """Over seeds; a dash where not all rows know, as old ones had no CPU time."""
+    values = [row[key] for row, _ in runs if key in row]
+    return statistics.median(values) if len(values) == len(runs) else "–"
 
 
 def ranking(lines: list[Row]) -> list[Row]:
     """Policies over all streams: how often close to batch, and how far off."""
     result = []
+    timed = bool(lines) and all(line.get(SECONDS, "–") != "–" for line in lines)
     for policy in POLICIES:
         mine = [line for line in lines if line["policy"] == policy]
-        if mine:
-            ratios = [line["RMSE / batch"] for line in mine]
-            result.append(
-                {
-                    "policy": policy,
-                    "streams": len(mine),
-                    "within 1.05 and 0.05": sum(
-                        line["within 1.05 and 0.05"] == "yes" for line in mine
-                    ),
-                    "median RMSE / batch": statistics.median(ratios),
-                    "worst RMSE / batch": max(ratios),
-                    "median MLL - batch": statistics.median(
-                        line["MLL - batch"] for line in mine
-                    ),
-                    "worst MLL - batch": min(line["MLL - batch"] for line in mine),
-                    "seconds": sum(line["seconds"] for line in mine),
-                    "failures": sum(line["failures"] for line in mine),
-                }
-            )
+        if not mine:
+            continue
+        ratios = [line["RMSE / batch"] for line in mine]
+        differences = [line["MLL - batch"] for line in mine]
+        result.append(
+            {
+                "policy": policy,
+                "streams": len(mine),
+                NEAR: sum(line[NEAR] == "yes" for line in mine),
+                "median RMSE / batch": statistics.median(ratios),
+                "worst RMSE / batch": max(ratios),
+                "median MLL - batch": statistics.median(differences),
+                "worst MLL - batch": min(differences),
+                **({SECONDS: sum(line[SECONDS] for line in mine)} if timed else {}),
+                "failures": sum(line["failures"] for line in mine),
+            }
+        )
     return result
 
 
-READING = """\
-Only greedy policies survive streams whose inputs move on: a random swap drops points
-that the past relies on, and points that are all kept leave no room for what is new.
+# -------------------------------------------------------------------------- the page
 
-Where the default falls behind batch inference its budget was used up early, which every
-update says by a `BudgetWarning`. What is missing then is the place of the points, not
-what was remembered: here is {stream}, first the stream, then batch inference that
-begins where the stream ended.
 
-{gap}
+def sections(rows: list[Row], gap_file: Row) -> dict[str, str]:
+    """What ``docs/benchmarks.md`` has to say about policies, by place.
 
-The batch model gains by moving all inducing points, and with them hyperparameters, with
-all data at hand, which a stream cannot. Where many inputs arrive sorted by one of them
-(kin40k), what the first slices could not explain also stays in the noise. Seconds
-include whatever else the machine did.
-"""
+    Args:
+        rows: What :func:`run` wrote.
+        gap_file: What ``--gap`` wrote.
+    """
+    lines = table(rows)
+    steps = sorted({row["max_steps"] for row in rows if row["policy"] == BATCH})
+    return {
+        "ranking": markdown(ranking(lines)),
+        "policies": markdown(lines),
+        "remarks": remarks(rows),
+        "steps": listed([f"{num:,}" for num in steps]),
+        "reading": filled(careless(lines), used_up(rows, lines), gap_reading(gap_file)),
+    }
+
+
+def filled(*parts: str) -> str:
+    """Paragraphs in lines that fit on a screen; tables stay as they are."""
+    return "".join(
+        (part if part.startswith("|") else textwrap.fill(part, 88)) + "\n\n"
+        for part in parts
+        for part in part.split("\n\n")
+        if part
+    )
+
+
+def careless(lines: list[Row]) -> str:
+    """Where policies that do not look at what points are worth fall behind."""
+    score = {(line["stream"], line["policy"]): line for line in lines}
+    parts, ahead = [], []
+    for policy in [name for name in POLICIES if name not in GREEDY]:
+        both = [
+            (line, score[line["stream"], DEFAULT])
+            for line in lines
+            if line["policy"] == policy and (line["stream"], DEFAULT) in score
+        ]
+        twice = [a["stream"] for a, b in both if a["RMSE"] > 2 * b["RMSE"]]
+        if twice:
+            parts.append(f"{policy} on {listed(twice)}")
+        ahead += [
+            f"{policy} on {a['stream']} by {name}"
+            for a, b in both
+            for name, sign in (("RMSE", -1), ("MLL", 1))
+            if sign * a[name] > sign * b[name] and a[NEAR] == b[NEAR] == "no"
+        ]
+    if not parts:
+        return ""
+    text = (
+        f"More than twice the RMSE of the default: {'; '.join(parts)}. How we read it: "
+        "a random swap drops points that the past relies on, and points that are all "
+        "kept leave no room for what is new."
+    )
+    if ahead:
+        text += (
+            " It is not so everywhere. Ahead of the default, where both miss the batch "
+            f"model: {listed(ahead)}."
+        )
+    return text
+
+
+def used_up(rows: list[Row], lines: list[Row]) -> str:
+    """When the default had no points left, where it falls behind batch inference."""
+    behind = [
+        line["stream"]
+        for line in lines
+        if line["policy"] == DEFAULT and line[NEAR] == "no"
+    ]
+    firsts = {}
+    for row in rows:
+        if row["policy"] == DEFAULT and row["stream"] in behind and row["seed"] == 0:
+            full = [k for k, m in enumerate(row["sizes"], 1) if m >= row["budget"]]
+            firsts[row["stream"]] = full[0] if full else None, len(row["sizes"])
+    parts = [
+        f"{name} after batch {first} of {num}"
+        for name, (first, num) in firsts.items()
+        if first
+    ]
+    spare = [name for name, (first, _) in firsts.items() if not first]
+    if not firsts:
+        return ""
+    text = "Where the default misses the batch model, "
+    text += f"its inducing points were used up: {listed(parts)}. " if parts else ""
+    text += f"It had points left on {listed(spare)}. " if spare else ""
+    return text + (
+        "An update that loses much of what was known, for lack of points, says so by a "
+        "`BudgetWarning`."
+    )
+
+
+def gap_reading(gap_file: Row) -> str:
+    """What batch inference gains that begins where a stream ended."""
+    rows = gap_file["rows"]
+    stream, kept, theta, points, both = (row["RMSE"] for row in rows)
+    text = (
+        f"Is it what was remembered, or what was chosen? Here is {gap_file['stream']}, "
+        "first the stream, then batch inference that begins where the stream ended."
+        f"\n\n{markdown(rows)}\n\n"
+        f"With all data at hand the RMSE is {kept / stream:.3f} times that of the "
+        "stream where nothing else may change, and "
+        f"{both / stream:.3f} times where inducing points and hyperparameters are free."
+    )
+    if stream - kept < 0.1 * (stream - both):
+        text += (
+            " So little of this gap is what was forgotten; it is where points are and "
+            "what the hyperparameters are."
+        )
+    if both < 0.9 * min(theta, points):
+        text += (
+            " Neither does as much alone: both have to move together, with all data at "
+            "hand, which a stream cannot."
+        )
+    return text
 
 
 def remarks(rows: list[Row]) -> str:
@@ -310,37 +426,42 @@ def remarks(rows: list[Row]) -> str:
     )
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run what is missing and print both tables."""
-    from benchmark import print_rows
-
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("out/policies.json"))
+    parser.add_argument(
+        "--out",
+        "--json",
+        type=Path,
+        help="where results are kept (out/policies.json; out/gap.json with --gap)",
+    )
     parser.add_argument("--data-dir", type=Path, help="where the UCI files are")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--streams", nargs="*", choices=[*CASES])
-    parser.add_argument("--policies", nargs="*", choices=[BATCH, *POLICIES])
-    parser.add_argument("--gap", choices=[*CASES])
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    if arguments.gap:
-        case = CASES[arguments.gap]
-        gap = run_gap(case.make(0, arguments.data_dir), case.num_inducing)
-        print_rows(gap)
-        arguments.out.write_text(
-            json.dumps({"stream": arguments.gap, "rows": gap}, indent=1) + "\n"
-        )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="repetitions of what is random (3)"
+    )
+    parser.add_argument("--streams", nargs="*", choices=[*CASES], help="only these")
+    parser.add_argument(
+        "--policies", nargs="*", choices=[BATCH, *POLICIES], help="only these"
+    )
+    parser.add_argument("--gap", choices=[*CASES], help="the gap on this stream only")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (1)")
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(chosen.threads)
+    if chosen.gap:
+        case = CASES[chosen.gap]
+        rows = run_gap(case.make(0, chosen.data_dir), case.num_inducing)
+        print(markdown(rows))
+        out = chosen.out or Path("out/gap.json")
+        write_json(out, {"stream": chosen.gap, "rows": rows})
         return
     rows = run(
-        arguments.out,
-        arguments.data_dir,
-        arguments.seeds,
-        arguments.streams,
-        arguments.policies,
+        chosen.out or Path("out/policies.json"),
+        chosen.data_dir,
+        chosen.seeds,
+        chosen.streams,
+        chosen.policies,
     )
-    print_rows(table(rows))
-    print_rows(ranking(table(rows)))
+    print(markdown(table(rows)), markdown(ranking(table(rows))), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@
     python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
     python scripts/benchmark.py report     docs/benchmarks.md from what was written
 
-Accuracy on the streams of the paper: ``scripts/reproduce.py``.
+``policies`` and ``bayesopt`` take the arguments of ``scripts/bench_policies.py`` and
+``scripts/bench_bayesopt.py``, see ``policies --help``. Accuracy on the streams of the
+paper: ``scripts/reproduce.py``.
 
 Absolute times depend on the machine; ratios within one run do not, as far as that is
 possible. Every time is the median of repetitions that alternate with its floor.
@@ -15,8 +17,10 @@ possible. Every time is the median of repetitions that alternate with its floor.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +31,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 from tqdm import tqdm
 
+from tables import markdown, write_json
 from torch_ssgp import (
     AdaptiveBudget,
     GreedyInformation,
@@ -148,14 +153,6 @@ def core(repeats: int = 15) -> list[Row]:
     return rows
 
 
-def bayesopt(repeats: int = 0) -> list[Row]:
-    """Cost, fantasies and regret of the BoTorch surrogate; regret takes long."""
-    del repeats
-    import bench_bayesopt  # needs the extra botorch
-
-    return [row for rows in bench_bayesopt.run().values() for row in rows]
-
-
 def choice_row(m: int, n: int, repeats: int) -> Row:
     """Choosing inducing points, in units of one gradient step; five are allowed."""
     model, x, y, z = _stream_state(m, n, ())
@@ -176,11 +173,9 @@ def choice(repeats: int = 15) -> list[Row]:
     return [choice_row(m, n, repeats) for m, n in [(100, 300), (200, 500), (400, 750)]]
 
 
-COMMANDS = {
-    "core": core,
-    "choice": choice,
-    "bayesopt": bayesopt,
-}
+COMMANDS = {"core": core, "choice": choice}
+# Scripts with a command line of their own; the second needs the extra botorch.
+OTHERS = {"policies": "bench_policies", "bayesopt": "bench_bayesopt"}
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = """# Benchmarks
 
@@ -200,10 +195,10 @@ Cost of choosing them, in units of one gradient step of the inner loop:
 
 {choice}
 
-Written by `scripts/bench_policies.py`: what each policy ends with, against batch sparse
-regression of the same size (all training data at once, all inducing points free, 50
-steps of Adam and at most 300 of L-BFGS). `AdaptiveBudget` is the default; the others
-always use their whole budget. All streams:
+Written by `scripts/benchmark.py policies`: what each policy ends with, against batch
+sparse regression of the same size (all training data at once, all inducing points free,
+50 steps of Adam and at most {steps} of L-BFGS). `budget` is the number of inducing
+points allowed, `M` what was used in the end. All streams:
 
 {ranking}
 
@@ -214,87 +209,57 @@ Stream by stream:
 {remarks}
 
 {reading}
-
 ## Bayesian optimisation
 
-Written by `scripts/bench_bayesopt.py fantasies cost --out docs/data/bayesopt.json`. A
-batch of fantasies against a loop over them; one update and one acquisition against the
-same at 200 evaluations, beside the refit of BoTorch's exact model.
+Written by `scripts/benchmark.py bayesopt fantasies cost --out docs/data/bayesopt.json`.
+A batch of fantasies against a loop over them; one update and one acquisition against
+the same at 200 evaluations, beside the refit of BoTorch's exact model.
 
 {bayesopt}
 """
 
 
-def markdown(rows: list[Row]) -> str:
-    """Rows as Markdown tables, one for each set of columns."""
-    lines: list[str] = []
-    header: list[str] = []
-    for row in rows:
-        if list(row) != header:
-            header = list(row)
-            lines += ["", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-        lines.append("| " + " | ".join(_cell(v) for v in row.values()) + " |")
-    return "\n".join(lines[1:])
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def report() -> None:
-    """Write the page of the docs from the JSON files beside it."""
+def page() -> str:
+    """The page of the docs, from the JSON files beside it."""
     tables = {
         name: markdown(json.loads((DOCS / "data" / f"{name}.json").read_text()))
         for name in ("core", "choice")
     }
     bayesopt = json.loads((DOCS / "data" / "bayesopt.json").read_text())
     tables["bayesopt"] = markdown([row for rows in bayesopt.values() for row in rows])
-    from bench_policies import READING, ranking, remarks, table
+    import bench_policies
 
     rows = json.loads((DOCS / "data" / "policies.json").read_text())
-    lines = table(rows)
-    tables["policies"], tables["ranking"] = markdown(lines), markdown(ranking(lines))
     gap = json.loads((DOCS / "data" / "gap.json").read_text())
-    tables["reading"] = READING.format(stream=gap["stream"], gap=markdown(gap["rows"]))
-    tables["remarks"] = remarks(rows)
-    (DOCS / "benchmarks.md").write_text(PAGE.format(**tables))
+    tables |= bench_policies.sections(rows, gap)
+    return PAGE.format(**tables)
 
 
-def print_rows(rows: list[Row]) -> None:
-    """Rows with the same columns share a table."""
-    header: list[str] = []
-    for row in rows:
-        if list(row) != header:
-            header = list(row)
-            print("\n" + " | ".join(header))
-        print(" | ".join(_cell(v) for v in row.values()))
-
-
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run one benchmark, print its table, optionally write it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("command", choices=[*COMMANDS, "policies", "report"])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=15)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in OTHERS:
+        return importlib.import_module(OTHERS[arguments[0]]).main(arguments[1:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "command", choices=[*COMMANDS, *OTHERS, "report"], help="see above"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="of torch (1)")
+    parser.add_argument("--repeats", type=int, default=15, help="of what is timed (15)")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    parser.add_argument("--data-dir", type=Path, help="policies: where UCI files are")
-    parser.add_argument("--seeds", type=int, default=3, help="policies: repetitions")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    if arguments.command == "report":
-        return report()
-    if arguments.command == "policies":
-        import bench_policies
-
-        out = arguments.json or Path("out/policies.json")
-        done = bench_policies.run(out, arguments.data_dir, arguments.seeds)
-        lines = bench_policies.table(done)
-        return print_rows([*lines, *bench_policies.ranking(lines)])
-    rows = COMMANDS[arguments.command](arguments.repeats)
-    print_rows(rows)
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    chosen = parser.parse_args(arguments)
+    if chosen.command in OTHERS:
+        parser.error(f"arguments of {chosen.command} come after it.")
+    torch.set_num_threads(chosen.threads)
+    if chosen.command == "report":
+        (DOCS / "benchmarks.md").write_text(page(), encoding="utf-8")
+        return
+    rows = COMMANDS[chosen.command](chosen.repeats)
+    print(markdown(rows))
+    if chosen.json:
+        write_json(chosen.json, rows)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import experiments
 import figures
 from experiments import EXPERIMENTS, Row, Settings
 from results import Results
-from tables import markdown
+from tables import listed, markdown
 from verdicts import (
     ALIKE,
     BATCH,
@@ -64,12 +64,6 @@ from verdicts import (
 SMALL = 0.1  # α up to this is small
 
 # ------------------------------------------------------------------------------ words
-
-
-def listed(names: Sequence[object]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    words = [str(name) for name in names]
-    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
 def share(flags: Sequence[bool]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from experiments import EXPERIMENTS, Cell, Row, Settings, conditions
+from tables import write_json
 
 
 class Results:
@@ -93,11 +93,7 @@ class Results:
         return file
 
     def _write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = json.dumps({**self.conditions, "cells": self.kept}, indent=0)
-        draft = self.path.with_suffix(".tmp")
-        draft.write_text(whole + "\n", encoding="utf-8")
-        os.replace(draft, self.path)
+        write_json(self.path, {**self.conditions, "cells": self.kept}, indent=0)
 
 
 def rounded(value: Any) -> Any:

@@ -1,0 +1,124 @@
+"""The tables of benchmarks are those of the files, and so is what is said of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import bench_policies
+import benchmark
+import tables
+from bench_policies import BATCH, DEFAULT, NEAR, Row
+
+PAGE = benchmark.DOCS / "benchmarks.md"
+
+
+def row(stream: str, policy: str, rmse: float, mll: float, **others: object) -> Row:
+    """A run of a stream with 100 inducing points at most."""
+    key = {"stream": stream, "policy": policy, "seed": 0, "budget": 100}
+    end = {"RMSE": rmse, "MLL": mll, "M": 100, "failure": "", "sizes": [50, 100, 100]}
+    return {**key, **end, **others}
+
+
+def test_the_page_is_that_of_the_files() -> None:
+    assert PAGE.read_text(encoding="utf-8") == benchmark.page()
+
+
+def test_near_the_batch_model_is_what_reproductions_call_near() -> None:
+    rows = [
+        row("audio M=100", BATCH, 1.0, 1.0),
+        row("audio M=100", DEFAULT, 1.05, 0.96),
+        row("audio M=100", "KeepOld", 1.06, 2.0),
+    ]
+    lines = bench_policies.table(rows)
+    assert [line[NEAR] for line in lines] == ["yes", "no"]
+    assert NEAR == "within 1.05 and 0.05"
+
+
+def test_only_processor_time_is_shown() -> None:
+    rows = [row("audio M=100", BATCH, 1, 1), row("audio M=100", DEFAULT, 1, 1)]
+    rows[1]["seconds"] = 7.0  # by the clock on the wall
+    lines = bench_policies.table(rows)
+    assert not any("seconds" in name for name in lines[0])
+    rows += [row("audio M=100", "KeepOld", 1, 1, cpu_seconds=3.0)]
+    lines = bench_policies.table(rows)
+    assert [line["CPU seconds"] for line in lines] == ["–", 3.0]
+    assert "CPU seconds" not in bench_policies.ranking(lines)[0]
+    assert bench_policies.ranking(lines[1:])[0]["CPU seconds"] == 3.0
+
+
+def test_what_is_said_of_policies_is_what_the_table_shows() -> None:
+    rows = [
+        *(row(name, BATCH, 1.0, 1.0) for name in ("kin40k", "terrain")),
+        *(row(name, DEFAULT, 2.0, 0.0) for name in ("kin40k", "terrain")),
+        row("kin40k", "KeepOld", 2.1, 0.5),
+        row("terrain", "KeepOld", 9.0, -9.0),
+    ]
+    lines = bench_policies.table(rows)
+    text = bench_policies.careless(lines)
+    assert "twice the RMSE of the default: KeepOld on terrain." in text
+    assert text.endswith("KeepOld on kin40k by MLL.")
+    assert bench_policies.careless([x for x in lines if x["policy"] == DEFAULT]) == ""
+    text = bench_policies.used_up(rows, lines)
+    assert "kin40k after batch 2 of 3 and terrain after batch 2 of 3" in text
+    for each in rows:
+        each["sizes"] = [50, 60, 70]
+    text = bench_policies.used_up(rows, lines)
+    assert "used up" not in text and "points left on kin40k and terrain" in text
+
+
+def test_a_gap_is_read_from_its_numbers() -> None:
+    def text(*values: float) -> str:
+        rows = [{"after": str(value), "RMSE": value} for value in values]
+        return bench_policies.gap_reading({"stream": "audio", "rows": rows})
+
+    chosen = text(1.0, 0.99, 0.9, 0.9, 0.5)
+    assert "is 0.990 times" in chosen and "0.500 times" in chosen
+    assert "little of this gap is what was forgotten" in chosen
+    assert "both have to move together" in chosen
+    forgotten = text(1.0, 0.6, 0.55, 0.5, 0.5)
+    assert "little of this gap" not in forgotten and "together" not in forgotten
+
+
+def test_two_processes_share_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "policies.json"
+    other = row("audio M=100", "KeepOld", 1, 1)
+
+    def runs_meanwhile(*_: object) -> Row:
+        tables.write_json(out, [other])
+        return {"RMSE": 1.0}
+
+    monkeypatch.setattr(bench_policies, "run_stream", runs_meanwhile)
+    options = (["revisiting"], ["GreedyVariance"])
+    rows = bench_policies.run(out, None, 1, *options)
+    assert [each["policy"] for each in rows] == ["KeepOld", "GreedyVariance"]
+    assert json.loads(out.read_text()) == rows
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_policies_and_bayesopt_get_their_arguments(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+    monkeypatch.setattr(bench_policies, "main", calls.append)
+    benchmark.main(["policies", "--gap", "bike"])
+    assert calls == [["--gap", "bike"]]
+    with pytest.raises(SystemExit):
+        benchmark.main(["--threads", "2", "policies"])
+    assert "arguments of policies come after it" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        benchmark.main(["bayesopt", "--help"])
+    assert "fantasies" in capsys.readouterr().out
+
+
+def test_a_gap_does_not_overwrite_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_policies, "run_gap", lambda *_: [{"RMSE": 1.0}])
+    bench_policies.main(["--gap", "revisiting"])
+    assert [path.name for path in Path("out").iterdir()] == ["gap.json"]
