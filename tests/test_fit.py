@@ -183,3 +183,81 @@ def test_a_noise_that_no_datum_has_stays_where_it_is(batch_shape, optimizer):
         gp.likelihood.noise, torch.full_like(gp.likelihood.noise, 0.3)
     )
     assert gp.covar_module.base_kernel.lengthscale.item() != lengthscale
+
+
+def test_every_step_counts():
+    x, y = data()
+    gp = model()
+    gp.update(x, y, num_steps=5)
+    before = log_hyperparameters(gp)
+    steps = []
+    result = gp.update(
+        x, 2 * y, num_steps=1, callback=lambda step, bound: steps.append((step, bound))
+    )
+    assert not torch.equal(log_hyperparameters(gp), before)
+    assert result.num_steps == 1 and result.bound_trace.shape == (1,)
+    assert steps == [(1, result.bound_trace[0])]
+    torch.testing.assert_close(result.bound, result.bound_trace[0])
+
+
+def test_lbfgs_that_ran_out_of_evaluations_has_not_converged():
+    x, y = data()
+    ends = [
+        model().update(x, y, num_steps=n, optimizer="lbfgs") for n in (3, 5, 10, 300)
+    ]
+    assert [end.converged for end in ends] == [False, False, False, True]
+
+
+def batched(num_streams: int) -> StreamingGP:
+    shape = torch.Size([num_streams])
+    return StreamingGP(
+        ScaleKernel(RBFKernel(batch_shape=shape), batch_shape=shape),
+        GaussianLikelihood(batch_shape=shape),
+        mean_module=gpytorch.means.ConstantMean(batch_shape=shape),
+        num_inducing=15,
+        batch_shape=shape,
+    ).double()
+
+
+def test_a_stream_that_jumps_leaves_the_others_alone():
+    # Streams with hyperparameters of their own also have jumps of their own.
+    x, y = data()
+    z = x[::8]
+    gp, alone = batched(2), model()
+    for scale in (1.0, 1e3, 1e3):
+        gp.update(x, torch.stack([scale * y, y]), inducing_points=z, num_steps=10)
+        alone.update(x, y, inducing_points=z, num_steps=10)
+        own = gp.likelihood.noise[1], gp.covar_module.outputscale[1:]
+        torch.testing.assert_close(own[0], alone.likelihood.noise, rtol=1e-6, atol=0)
+        assert own[1].item() == pytest.approx(alone.covar_module.outputscale.item())
+    assert gp.likelihood.noise[0].item() > 1e3 * gp.likelihood.noise[1].item()
+
+
+def test_streams_with_the_same_kernel_share_its_best_iterate():
+    x, y = data()
+    gp = model(batch_shape=torch.Size([2]))
+    result = gp.update(x, torch.stack([y, -y]), num_steps=40, lr=2.0)
+    total = result.bound_trace.sum(-1)
+    assert result.bound.sum() >= total.max() - 1e-6 > total[-1]
+
+
+def test_the_function_comes_back_after_a_long_silence():
+    # While there is nothing but noise the scale of the function goes to nothing, a
+    # little in every update.
+    x, y = data()
+    gp = model()
+    gp.update(x, 0.1 * torch.randn(len(y), dtype=y.dtype))
+    gp.covar_module.outputscale = 1e-13
+    for _ in range(3):
+        gp.update(*data(), num_steps=50, forget=0.5)
+    error = (gp(x).mean - torch.sin(2 * x[:, 0])).square().mean().sqrt()
+    assert error < 0.1
+
+
+@pytest.mark.parametrize("offset", [1e6, 1e8])
+def test_targets_far_from_zero_are_learned_like_others(offset):
+    x, y = data()
+    gp = model()
+    gp.update(x, y + offset)
+    error = (gp(x).mean - offset - torch.sin(2 * x[:, 0])).square().mean().sqrt()
+    assert error < 0.06

@@ -8,6 +8,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 
+from torch_ssgp import StreamingGP
 from torch_ssgp.initialization import initialize_from_data
 
 
@@ -57,3 +58,19 @@ def test_targets_that_do_not_vary_are_no_problem(y):
     initialize_from_data(mean, kernel, likelihood, x, y.double())
     for parameter in (*kernel.parameters(), *likelihood.parameters()):
         assert torch.isfinite(parameter).all()
+
+
+def test_what_is_frozen_stays_as_it_is():
+    x = torch.linspace(0, 6, 50, dtype=torch.float64).unsqueeze(-1)
+    gp = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=10).double()
+    frozen = {
+        name: parameter.detach().clone()
+        for name, parameter in gp.named_parameters()
+        if "lengthscale" not in name
+    }
+    assert len(frozen) == 3
+    for name in frozen:
+        gp.get_parameter(name).requires_grad_(False)
+    gp.update(x, 100 * x[:, 0].sin() + 50, num_steps=5)
+    for name, value in frozen.items():
+        assert torch.equal(gp.get_parameter(name), value)

@@ -23,6 +23,7 @@ from torch_ssgp.exceptions import (
     breakdowns,
 )
 from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
+from torch_ssgp.initialization import fit_shape
 from torch_ssgp.modules import (
     observation_noise,
     prior_blocks,
@@ -55,8 +56,9 @@ class UpdateResult:
         increment: ``(*batch,)``, by how much the new data changed it: the online
             bound on log p(new data | data before). Increments add up to ``bound`` as
             long as nothing is forgotten.
-        bound_trace: ``(steps, *batch)``, the bound along the inner loop.
-        num_steps: Steps taken.
+        bound_trace: ``(steps, *batch)``, the bound after every step.
+        num_steps: Steps taken; of L-BFGS, evaluations of the bound, which may exceed
+            its budget by a quarter.
         converged: Whether the inner loop ended on a plateau, not on its budget.
         projection_loss: ``(*batch,)``, nats lost by projecting data and past on the
             inducing points.
@@ -119,6 +121,7 @@ class StreamingObjective(nn.Module):
 
     z: nn.Parameter
     settled: bool = True  # what is not learned by gradients has converged
+    coupled: bool = False  # whether streams are classes that share their data
 
     def __init__(
         self,
@@ -206,21 +209,21 @@ class StreamingObjective(nn.Module):
         if self.blur_before is None:  # the first call is at the old hyperparameters
             self.blur_before = rows.blur.detach()
         rise = (rows.blur - self.blur_before).clamp_min(0)
-        return (0.5 * self.past.n * rise / s).sum()
+        return 0.5 * self.past.n * rise / s
 
     @breakdowns()
     def total(self) -> tuple[Tensor, Tensor]:
-        """What the inner loop maximises, and the bounds ``(*batch,)`` in it."""
+        """What the inner loop maximises and the bounds in it, ``(*batch,)`` each."""
         rows, s = self.project(self.prior())
         if self.loss_before is None:
             self.loss_before = (rows.loss / (2 * s)).detach()
         bound = F.evidence(rows, s)
-        return bound.sum() + self.log_prior() - self.hidden_loss(rows, s), bound
+        return bound + self.log_prior() - self.hidden_loss(rows, s), bound
 
     @torch.no_grad()
     def check_finite(self) -> None:
         """Raise :class:`Breakdown` unless there is a point to start from."""
-        if not bool(torch.isfinite(self.total()[0])):
+        if not bool(torch.isfinite(self.total()[0]).all()):
             raise Breakdown("the bound is not finite before the first step")
 
     def raise_jitter(self) -> bool:
@@ -237,32 +240,48 @@ class StreamingObjective(nn.Module):
         """The bound along no step, ``(0, *batch)``."""
         return self.data.y.new_empty(0, *self.data.y.shape[:-1])
 
-    def spread(self) -> float:
-        """Spread of the targets, the unit of a constant mean.
+    def spread(self) -> Tensor:
+        """Spread of the targets ``(*batch,)``, the unit of a constant mean.
 
         Or how far the stream has left the mean behind, if that is far more: in units
         of a small spread the mean would need thousands of steps to follow.
         """
-        y = self.data.y
-        spread, distance = float(y.std()) if y.numel() > 1 else 0.0, self.distance()
-        spread = distance if distance > FAR * spread else spread
-        return spread if spread > 0 else 1.0
+        spread, distance = self.data.y.std(-1, correction=0), self.distance()
+        spread = torch.where(distance > FAR * spread, distance, spread)
+        return torch.where(spread > 0, spread, 1)
 
     @torch.no_grad()
-    def distance(self) -> float:
-        """Distance of the targets of a batch, on average, from the prior mean."""
-        away = (self.data.y - self.mean(self.data.x)).mean(-1).abs().max()
-        return float(away.nan_to_num(0.0, 0.0))
+    def size(self) -> Tensor:
+        """Root mean square ``(*batch,)`` of the targets about the prior mean."""
+        return (self.data.y - self.mean(self.data.x)).square().mean(-1).sqrt()
+
+    @torch.no_grad()
+    def distance(self) -> Tensor:
+        """Distance ``(*batch,)`` of the targets, on average, from the prior mean."""
+        away = (self.data.y - self.mean(self.data.x)).mean(-1).abs()
+        return away.nan_to_num(0.0, 0.0)
 
     @breakdowns(ValueError)  # of a distribution, where a hyperparameter is NaN
     def log_prior(self) -> Tensor | float:
-        """Log-density of the hyperparameters under GPyTorch priors, summed."""
-        modules = (self.mean, self.kernel, self.likelihood)
-        return sum(
-            prior.log_prob(closure(owner)).sum()
-            for module in modules
-            for _, owner, prior, closure, _ in module.named_priors()
-        )
+        """Log-density of the hyperparameters under GPyTorch priors, ``(*batch,)``.
+
+        Streams that share a hyperparameter share its density.
+        """
+        batch = self.data.y.shape[:-1]
+        total: Tensor | float = 0.0
+        for module in (self.mean, self.kernel, self.likelihood):
+            for _, owner, prior, closure, _ in module.named_priors():
+                density = prior.log_prob(closure(owner))
+                if density.shape[: len(batch)] == batch:
+                    total = total + _sum_over(density, len(batch))
+                else:
+                    total = total + density.sum() / batch.numel()
+        return total
+
+
+def _sum_over(values: Tensor, num_kept: int) -> Tensor:
+    """Sum of all but the first ``num_kept`` dimensions."""
+    return values.unsqueeze(-1).flatten(num_kept).sum(-1)
 
 
 class Coordinate(NamedTuple):
@@ -279,6 +298,11 @@ class Coordinate(NamedTuple):
     eta: Tensor
     to_parameter: Callable[[Tensor], Tensor]
     floor: Tensor | None = None
+
+    def move(self, eta: Tensor) -> None:
+        """Go there."""
+        self.eta.copy_(eta)
+        self.parameter.copy_(self.to_parameter(eta))
 
 
 def coordinates(
@@ -315,7 +339,7 @@ def _spacing(z: Tensor, x: Tensor) -> Tensor:
     return spread * z.size(-2) ** (-1.0 / z.size(-1))
 
 
-def _hyperparameters(module: Module, spread: float) -> list[Coordinate]:
+def _hyperparameters(module: Module, spread: Tensor) -> list[Coordinate]:
     constants = {
         id(m.raw_constant) for m in module.modules() if isinstance(m, ConstantMean)
     }
@@ -327,7 +351,8 @@ def _hyperparameters(module: Module, spread: float) -> list[Coordinate]:
         if _is_positive(constraint):
             result.append(_log_coordinate(parameter, constraint))
         elif id(parameter) in constants and constraint is None:
-            result.append(Coordinate(parameter, raw / spread, lambda eta: eta * spread))
+            unit = fit_shape(spread, raw)
+            result.append(Coordinate(parameter, raw / unit, lambda eta: eta * unit))
         else:
             result.append(Coordinate(parameter, raw, lambda eta: eta))
     return result
@@ -364,35 +389,51 @@ def _jump(ascent: _Ascent) -> None:
     """Let noise and scale jump where the stream did, before small steps begin.
 
     Small steps need many batches to follow a stream whose scale changes at once, and
-    what is projected away in the meantime is gone.
+    what is projected away in the meantime is gone. A scale may have gone far below all
+    factors while there was nothing to see; it is tried at the size of the targets too.
     """
     objective = ascent.objective
-    scales = {
-        id(parameter)
+    names = {
+        id(parameter): name.rsplit(".", 1)[-1]
         for owner in (objective.likelihood, objective.kernel)
         for name, parameter in owner.named_parameters()
-        if name.rsplit(".", 1)[-1] in ("raw_noise", "raw_outputscale")
     }
     for variable in ascent.variables:
-        if variable.floor is None or id(variable.parameter) not in scales:
+        name = names.get(id(variable.parameter))
+        if variable.floor is None or name not in ("raw_noise", "raw_outputscale"):
             continue
         start = variable.eta.clone()
-        best, best_eta = objective.total()[0] - ascent.leash(), start
-        best = best + JUMP_GAIN * objective.data.y.numel()
-        for factor in JUMPS:
-            eta = (start + math.log(factor)).maximum(variable.floor)
-            variable.parameter.copy_(variable.to_parameter(eta))
-            variable.eta.copy_(eta)
-            total = objective.total()[0] - ascent.leash()
-            better = total > best
-            best = torch.where(better, total, best)
-            best_eta = torch.where(better, eta, best_eta)
-        variable.eta.copy_(best_eta)
-        variable.parameter.copy_(variable.to_parameter(best_eta))
+        places = [start + math.log(factor) for factor in JUMPS]
+        if name == "raw_outputscale":
+            places.append(2 * fit_shape(objective.size(), start).log())
+        best, best_eta = ascent.score() + JUMP_GAIN * objective.data.y.size(-1), start
+        for place in places:
+            eta = place.maximum(variable.floor)
+            variable.move(eta)
+            try:
+                score = ascent.score()
+            except Breakdown:  # too far
+                continue
+            better = score > best
+            best = torch.where(better, score, best)
+            best_eta = _choose(better, eta, best_eta)
+        variable.move(best_eta)
+
+
+def _choose(condition: Tensor, eta: Tensor, other: Tensor) -> Tensor:
+    """``eta`` of the streams for which ``condition`` holds, else ``other``."""
+    return torch.where(
+        condition.reshape(condition.shape + (1,) * (eta.ndim - condition.ndim)),
+        eta,
+        other,
+    )
 
 
 class _Ascent:
-    """Evaluates the objective at the present ``eta`` and remembers the best."""
+    """Evaluates the objective at the present ``eta`` and remembers the best.
+
+    Streams that share no variable are independent: each has a best of its own.
+    """
 
     def __init__(
         self,
@@ -407,7 +448,11 @@ class _Ascent:
         self.tied = [  # logarithms of hyperparameters, and where they were
             (v.eta, v.eta.detach().clone()) for v in variables if v.floor is not None
         ]
-        self.best_etas = [eta.detach().clone() for eta in self.etas]
+        batch = objective.data.y.shape[:-1]
+        independent = not objective.coupled and all(
+            eta.shape[: len(batch)] == batch for eta in self.etas
+        )
+        self.batch = batch if independent else torch.Size()
         self.trace: list[Tensor] = []
         self.best: list[Tensor] = []
 
@@ -418,37 +463,52 @@ class _Ascent:
         """
         if self.trust_region is None:
             return 0.0
-        moves = [F.squared_norm((eta - old).flatten()) for eta, old in self.tied]
+        moves = [
+            _sum_over((eta - old).square(), len(self.batch)) for eta, old in self.tied
+        ]
         return 0.5 * sum(moves) / self.trust_region**2
 
-    def loss(self) -> Tensor:
-        """Negative objective per new datum; leaves its gradient in every ``eta``."""
+    def score(self) -> Tensor:
+        """What to maximise: of each stream, or the mean of streams that share."""
+        total, self.bound = self.objective.total()
+        num_sharing = total.numel() // self.batch.numel()
+        return (_sum_over(total, len(self.batch)) - self.leash()) / num_sharing
+
+    def loss(self, needs_gradient: bool = True) -> Tensor:
+        """Negative score per new datum; leaves its gradient in every ``eta``."""
         raws = [v.to_parameter(v.eta) for v in self.variables]
         with torch.no_grad():
             for variable, raw in zip(self.variables, raws, strict=True):
                 variable.parameter.copy_(raw)
                 variable.parameter.grad = None
                 variable.eta.grad = None
-        total, bound = self.objective.total()
-        total = total - self.leash()
-        loss = -total / self.objective.data.y.numel()
-        with breakdowns():
-            loss.backward()
-        # A noise that no datum has, since theirs are known, has no gradient.
-        grads = [v.parameter.grad for v in self.variables]
-        used = [i for i, grad in enumerate(grads) if grad is not None]
-        torch.autograd.backward([raws[i] for i in used], [grads[i] for i in used])
-        self._remember(bound.detach(), total.detach())
+        with torch.set_grad_enabled(needs_gradient):
+            score = self.score()
+        loss = -score.sum() / self.objective.data.y.size(-1)
+        if needs_gradient:
+            with breakdowns():
+                loss.backward()
+            # A noise that no datum has, since theirs are known, has no gradient.
+            grads = [v.parameter.grad for v in self.variables]
+            used = [i for i, grad in enumerate(grads) if grad is not None]
+            torch.autograd.backward([raws[i] for i in used], [grads[i] for i in used])
+        self._remember(score.detach())
         return loss.detach()
 
-    def _remember(self, bound: Tensor, total: Tensor) -> None:
-        self.last = total
-        previous = self.best[-1] if self.best else torch.full_like(total, -torch.inf)
-        better = (total > previous) & torch.isfinite(total)
+    def _remember(self, score: Tensor) -> None:
+        self.last = score
+        if not self.best:
+            self.best_etas = [eta.detach().clone() for eta in self.etas]
+            self.best.append(torch.full_like(score, -torch.inf))
+        better = (score > self.best[-1]) & torch.isfinite(score)
         for best, eta in zip(self.best_etas, self.etas, strict=True):
-            best.copy_(torch.where(better, eta.detach(), best))
+            best.copy_(_choose(better, eta.detach(), best))
+        self.best.append(torch.where(better, score, self.best[-1]))
+
+    def report(self) -> None:
+        """Tell what the bound is after a step."""
+        bound = self.bound.detach()
         self.trace.append(bound)
-        self.best.append(torch.where(better, total, previous))
         if self.callback is not None:
             try:
                 self.callback(len(self.trace), bound)
@@ -459,17 +519,17 @@ class _Ascent:
     def restore_best(self) -> None:
         """Leave the best iterate in the parameters."""
         for variable, eta in zip(self.variables, self.best_etas, strict=True):
-            variable.parameter.copy_(variable.to_parameter(eta))
+            variable.move(eta)
 
     def plateau(self, tolerance: float) -> bool:
         """Whether the last steps gained less than ``tolerance`` nats per new datum.
 
         So they do once a step met NaN, which an optimiser does not forget.
         """
-        stop = ~torch.isfinite(self.last)
+        stop = ~torch.isfinite(self.last).all()
         if len(self.best) > PATIENCE:
             gain = self.best[-1] - self.best[-1 - PATIENCE]
-            stop = stop | (gain / self.objective.data.y.numel() < tolerance)
+            stop = stop | (gain / self.objective.data.y.size(-1) < tolerance).all()
         return bool(stop)
 
     def is_finite(self) -> bool:
@@ -519,11 +579,10 @@ def maximize(
     bar = _progress_bar(num_steps) if progress else None
     ascent = _Ascent(objective, variables, _chain(callback, bar), trust_region)
     _jump(ascent)
-    ascent.best_etas = [eta.detach().clone() for eta in ascent.etas]
     run = {"adam": _adam, "lbfgs": _lbfgs}[optimizer]
     try:
         converged = run(ascent, num_steps, lr or LEARNING_RATES[optimizer], tolerance)
-        good = ascent.is_finite() and bool(torch.isfinite(ascent.last))
+        good = ascent.is_finite() and bool(torch.isfinite(ascent.last).all())
     except Breakdown:
         converged = good = False
     finally:
@@ -543,30 +602,35 @@ def _adam(ascent: _Ascent, num_steps: int, lr: float, tolerance: float) -> bool:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, num_steps, eta_min=0.1 * lr
     )
+    ascent.loss()
     for step in range(1, num_steps + 1):
-        ascent.loss()
-        if step % CHECK_EVERY == 0 and ascent.plateau(tolerance):
-            return True
         optimizer.step()
         schedule.step()
         with torch.no_grad():
             for variable in ascent.variables:
                 if variable.floor is not None:
                     variable.eta.clamp_(min=variable.floor)
+        ascent.loss(needs_gradient=step < num_steps)
+        ascent.report()
+        if step % CHECK_EVERY == 0 and ascent.plateau(tolerance):
+            return True
     return False
 
 
 def _lbfgs(ascent: _Ascent, num_steps: int, lr: float, _: float) -> bool:
+    max_eval = max(num_steps * 5 // 4, 1)
     optimizer = torch.optim.LBFGS(
         ascent.etas,
         lr=lr,
         max_iter=num_steps,
+        max_eval=max_eval,
         tolerance_change=1e-9,
         line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
         loss = ascent.loss()
+        ascent.report()
         if not ascent.is_finite():  # no more waiting: L-BFGS looks at every loss
             raise Breakdown("L-BFGS went where no number is")
         # From infinity a line search turns back; NaN would lead it astray.
@@ -574,7 +638,7 @@ def _lbfgs(ascent: _Ascent, num_steps: int, lr: float, _: float) -> bool:
 
     optimizer.step(closure)
     state = optimizer.state[ascent.etas[0]]
-    return bool(state["n_iter"] < num_steps)
+    return state["n_iter"] < num_steps and state["func_evals"] < max_eval
 
 
 def _chain(callback: Callback | None, bar: Any) -> Callback | None:

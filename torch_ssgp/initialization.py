@@ -1,7 +1,7 @@
 """Hyperparameters to start from, read off the first batch.
 
-Only parameters that still have GPyTorch's default (a raw value of exactly zero) are
-touched: whatever a user set stays.
+Only parameters that learn and still have GPyTorch's default (a raw value of exactly
+zero) are touched: whatever a user set or froze stays.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def initialize_from_data(
         x, y = x[..., keep, :], y[..., keep]
     for module in mean.modules():
         if isinstance(module, ConstantMean) and _untouched(module.raw_constant):
-            module.raw_constant.copy_(_fit_shape(y.mean(-1), module.raw_constant))
+            module.raw_constant.copy_(fit_shape(y.mean(-1), module.raw_constant))
     variance = _variance(y)
     scales = [k for k in kernel.modules() if isinstance(k, ScaleKernel)]
     for scaled in scales:
@@ -122,14 +122,15 @@ def _is_scalar(noise: object) -> bool:
 
 
 def _untouched(raw: Tensor) -> bool:
-    return bool((raw == 0).all())
+    return raw.requires_grad and bool((raw == 0).all())
 
 
 def _variance(y: Tensor) -> Tensor:
-    """Variance of the targets, or their size if they do not vary."""
+    """Variance of the targets, or their size if they vary by no more than rounding."""
     variance = y.var(-1, correction=0)
     size = y.square().mean(-1)
-    variance = torch.where(variance > 1e-12 * size, variance, size)
+    rounding = (10 * torch.finfo(y.dtype).eps) ** 2 * size
+    variance = torch.where(variance > rounding, variance, size)
     return torch.where(variance > 0, variance, torch.ones_like(variance))
 
 
@@ -155,14 +156,14 @@ def _spread(kernel: Kernel, name: str, x: Tensor) -> Tensor:
 def _set(module: Module, name: str, value: Tensor) -> None:
     raw = getattr(module, name)
     constraint: Interval = module.constraint_for_parameter_name(name)
-    value = _fit_shape(value, raw)
+    value = fit_shape(value, raw)
     margin = 1e-6
     value = value.maximum(constraint.lower_bound * (1 + margin))
     value = value.minimum(constraint.upper_bound * (1 - margin))
     raw.copy_(constraint.inverse_transform(value))
 
 
-def _fit_shape(value: Tensor, like: Tensor) -> Tensor:
+def fit_shape(value: Tensor, like: Tensor) -> Tensor:
     """Average over streams that share a parameter, repeat over those that do not."""
     while value.ndim > like.ndim:
         value = value.mean(0)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from torch_ssgp.exceptions import breakdowns
 from torch_ssgp.fit import NewData
-from torch_ssgp.initialization import _fit_shape, _set, _spread, _untouched
+from torch_ssgp.initialization import _set, _spread, _untouched, fit_shape
 from torch_ssgp.likelihoods import expected_log_prob, takes_labels
 from torch_ssgp.sites import SiteObjective
 
@@ -52,7 +52,7 @@ def initialize_sites(objective: SiteObjective) -> None:
         level = _constant(likelihood, y, start=noise is not None)
         for module in mean.modules():
             if isinstance(module, ConstantMean) and _untouched(module.raw_constant):
-                constant = _fit_shape(level.squeeze(-1), module.raw_constant)
+                constant = fit_shape(level.squeeze(-1), module.raw_constant)
                 module.raw_constant.copy_(constant)
     # A noise of the targets means that they are the function plus noise.
     has_noise = hasattr(likelihood, "raw_noise")

@@ -233,9 +233,9 @@ class SiteObjective(StreamingObjective):
         """Whether the last batch dimension is classes that share their data."""
         return likelihoods.couples_classes(self.likelihood)
 
-    def distance(self) -> float:
-        """None: labels and counts are no values of the function."""
-        return 0.0
+    def size(self) -> Tensor:
+        """That of the function as it is: labels and counts are no values of it."""
+        return self.spread()
 
     def noises(self) -> tuple[Tensor, Tensor]:
         """Noise ``1 / precision`` of the sites ``(*batch, n)``, and noise scale one."""
@@ -245,10 +245,11 @@ class SiteObjective(StreamingObjective):
         precision = self.sites.precision.clamp_min(MIN_PRECISION)
         return 1 / precision, torch.ones_like(self.data.y[..., 0])
 
-    def spread(self) -> float:
-        """Typical size of the function, the unit of a constant mean."""
-        with torch.no_grad():
-            return float(variances(self.kernel, self.data.x).mean().sqrt())
+    @torch.no_grad()
+    def spread(self) -> Tensor:
+        """Typical size of the function ``(*batch,)``, the unit of a constant mean."""
+        k_ff = variances(self.kernel, self.data.x)
+        return k_ff.mean(-1).sqrt().expand(self.data.y.shape[:-1])
 
     def raise_jitter(self) -> bool:
         """Take a larger jitter, if there is one; whether there was."""
@@ -427,9 +428,9 @@ class SiteObjective(StreamingObjective):
 
     @breakdowns()
     def total(self) -> tuple[Tensor, Tensor]:
-        """What the inner loop maximises, and the bounds ``(*batch,)`` in it."""
+        """What the inner loop maximises and the bounds in it, ``(*batch,)`` each."""
         bound = self()
-        return bound.sum() + self.log_prior(), bound
+        return bound + self.log_prior(), bound
 
     def _adapt_step(self, bound: Tensor) -> None:
         if self.coupled:
