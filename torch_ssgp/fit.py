@@ -352,7 +352,7 @@ def _hyperparameters(module: Module, spread: Tensor) -> list[Coordinate]:
             result.append(_log_coordinate(parameter, constraint))
         elif id(parameter) in constants and constraint is None:
             unit = fit_shape(spread, raw)
-            result.append(Coordinate(parameter, raw / unit, lambda eta: eta * unit))
+            result.append(Coordinate(parameter, raw / unit, unit.mul))
         else:
             result.append(Coordinate(parameter, raw, lambda eta: eta))
     return result
