@@ -33,7 +33,7 @@ from botorch.utils.sampling import draw_sobol_samples
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from tables import write_json
+from common import write_json
 from torch_ssgp.surrogates import SingleTaskStreamingGP
 
 Row = dict[str, Any]

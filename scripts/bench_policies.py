@@ -16,7 +16,6 @@ import argparse
 import copy
 import json
 import statistics
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +26,8 @@ from tqdm import tqdm
 
 import streams
 from baselines import BatchSGPR, new_kernel, normal_scores, small_budget
+from common import listed, markdown, write_json
 from streams import Stream
-from tables import listed, markdown, write_json
 from torch_ssgp import (
     AdaptiveBudget,
     GreedyInformation,
@@ -305,18 +304,10 @@ def sections(rows: list[Row], gap_file: Row) -> dict[str, str]:
         "policies": markdown(lines),
         "remarks": remarks(rows),
         "steps": listed([f"{num:,}" for num in steps]),
-        "reading": filled(careless(lines), used_up(rows, lines), gap_reading(gap_file)),
+        "reading": "\n\n".join(
+            [careless(lines), used_up(rows, lines), gap_reading(gap_file)]
+        ),
     }
-
-
-def filled(*parts: str) -> str:
-    """Paragraphs in lines that fit on a screen; tables stay as they are."""
-    return "".join(
-        (part if part.startswith("|") else textwrap.fill(part, 88)) + "\n\n"
-        for part in parts
-        for part in part.split("\n\n")
-        if part
-    )
 
 
 def careless(lines: list[Row]) -> str:

@@ -31,7 +31,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 from tqdm import tqdm
 
-from tables import markdown, write_json
+from common import markdown, wrapped, write_json
 from torch_ssgp import (
     AdaptiveBudget,
     GreedyInformation,
@@ -209,6 +209,7 @@ Stream by stream:
 {remarks}
 
 {reading}
+
 ## Bayesian optimisation
 
 Written by `scripts/benchmark.py bayesopt fantasies cost --out docs/data/bayesopt.json`.
@@ -232,7 +233,7 @@ def page() -> str:
     rows = json.loads((DOCS / "data" / "policies.json").read_text())
     gap = json.loads((DOCS / "data" / "gap.json").read_text())
     tables |= bench_policies.sections(rows, gap)
-    return PAGE.format(**tables)
+    return wrapped(PAGE.format(**tables))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -34,6 +34,7 @@ from baselines import (
     normal_scores,
     small_budget,
 )
+from common import peak_mib, reset_peak, resident_mib
 from likelihoods import binary_model
 from streams import Stream
 from torch_ssgp import PosteriorSummary, StreamingGP
@@ -559,28 +560,6 @@ def memory_cells(settings: Settings) -> list[Cell]:
         Cell(method, memory, {"name": method, **options}, weight)
         for method, weight in seconds.items()
     ]
-
-
-def _status_mib(field: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    raise OSError(f"/proc/self/status has no {field}")
-
-
-def resident_mib() -> float:
-    """Memory this process holds now; Linux only, as are the two below."""
-    return _status_mib("VmRSS")
-
-
-def peak_mib() -> float:
-    """The most it held since :func:`reset_peak`."""
-    return _status_mib("VmHWM")
-
-
-def reset_peak() -> None:
-    """Begin a new peak."""
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 # -------------------------------------------------------------------------- banana

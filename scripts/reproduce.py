@@ -25,6 +25,7 @@ import torch
 import figures
 import reproduction_page
 import streams
+from common import positive
 from experiments import ALONE, EXPERIMENTS, ON_TERRAIN, SEEDS, Cell, Row, Settings
 from results import Results
 from torch_ssgp.exceptions import MissingDependencyError
@@ -129,13 +130,6 @@ def run(names: list[str], settings: Settings, out: Path, jobs: int) -> None:
                 bar.update(cell.weight)
     for name in names:
         figures.draw(name, results[name].cells, out / f"{name}.png")
-
-
-def positive(text: str) -> int:
-    """A number of the command line that is at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +16,9 @@ import numpy as np
 
 import experiments
 import figures
+from common import listed, markdown, wrapped
 from experiments import EXPERIMENTS, Row, Settings
 from results import Results
-from tables import listed, markdown
 from verdicts import (
     ALIKE,
     BATCH,
@@ -84,27 +82,6 @@ def paragraphs(*parts: str) -> str:
 def bullets(*parts: str) -> str:
     """Parts that are not empty, as a list."""
     return "\n".join(f"- {part}" for part in parts if part)
-
-
-def wrapped(page: str) -> str:
-    """The page with lines of prose that fit on a screen; tables stay as they are."""
-    blocks = [
-        block
-        if block[0] in "|<!#`"
-        else "\n".join(map(_filled, re.split(r"\n(?=- )", block)))
-        for block in page.split("\n\n")
-    ]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _filled(prose: str) -> str:
-    return textwrap.fill(
-        " ".join(prose.split()),
-        width=88,
-        subsequent_indent="  " if prose.startswith("- ") else "",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 # ---------------------------------------------------- accuracy against running time

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from common import write_json
 from experiments import EXPERIMENTS, Cell, Row, Settings, conditions
-from tables import write_json
 
 
 class Results:

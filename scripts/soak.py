@@ -1,8 +1,8 @@
 """Ten thousand updates of one model on a stream that is hard on purpose.
 
-    python scripts/soak.py --updates 10000 --out docs/data/soak.json
-    python scripts/soak.py --report             # docs/soak.md from that file
-    python scripts/soak.py --quick --out /tmp/soak.json
+    python scripts/soak.py --out docs/data/soak.json   # takes minutes
+    python scripts/soak.py --report                    # docs/soak.md from that file
+    python scripts/soak.py --quick                     # a short one: does it run?
 
 Learning stays on. The stream changes its function, range, scale and noise at once, has
 gaps, outliers and copies; now and then the model is conditioned on the side, saved and
@@ -32,10 +32,12 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from common import markdown, positive, resident_mib, wrapped, write_json
 from torch_ssgp import StreamingGP, UpdateResult
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, PAGE = ROOT / "docs" / "data" / "soak.json", ROOT / "docs" / "soak.md"
+OUT = Path("out/soak.json")  # of a run that is not meant for the docs
 
 NOISE = 0.1  # standard deviation, in units of that of the function
 OUTLIER = 20.0  # in units of the noise
@@ -219,19 +221,6 @@ def batch_rmse(
     return rmse(model, x, f)
 
 
-def resident_mebibytes() -> float:
-    """Resident memory of this process, where the system tells (Linux)."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return math.nan
-    return next(
-        int(line.split()[1]) / 1024
-        for line in status.splitlines()
-        if line.startswith("VmRSS")
-    )
-
-
 def sample(k: int, model: StreamingGP) -> Row:
     """What the process and the model hold after ``k`` updates."""
     gc.collect()
@@ -239,7 +228,7 @@ def sample(k: int, model: StreamingGP) -> Row:
     tensors = sum(type(obj) in (Tensor, nn.Parameter) for obj in objects)
     return {
         "update": k,
-        "resident_MiB": round(resident_mebibytes(), 2),
+        "resident_MiB": round(resident_mib(), 2),
         "objects": len(objects),
         "tensors": tensors,
         "M": model.summary.num_inducing,
@@ -312,7 +301,7 @@ class Soak:
             if k + 1 in looks:
                 self.samples.append(sample(k + 1, self.model))
                 if out is not None:
-                    write(out, self.report(k + 1, time.perf_counter() - start))
+                    write_json(out, self.report(k + 1, time.perf_counter() - start))
         assert regime is not None
         self.end(regime)
         return self.report(self.updates, time.perf_counter() - start)
@@ -479,7 +468,7 @@ def run(
     """Drive one model through the stream.
 
     Args:
-        updates: Number of updates.
+        updates: Number of updates, at least 1.
         seed: Seed of the stream.
         num_dims: Number of inputs.
         num_inducing: Budget of inducing points.
@@ -499,14 +488,8 @@ def run(
     soak = Soak(updates, seed, num_dims, num_inducing, regime, batch_steps)
     report = soak.run(progress, out)
     if out is not None:
-        write(out, report)
+        write_json(out, report)
     return report
-
-
-def write(path: Path, report: Row) -> None:
-    """The report as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 # ------------------------------------------------------------------------- the page
@@ -546,13 +529,8 @@ def _median(values: list[float]) -> float:
     return statistics.median(values) if values else math.nan
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _number(value: float) -> str:
-    return "never" if math.isnan(value) else f"{value:,.3g}"
+    return "–" if math.isnan(value) else f"{value:,.3g}"
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -561,88 +539,11 @@ def _counts(counts: dict[str, int]) -> str:
 
 def page(report: Row) -> str:
     """The report as Markdown."""
-    seconds, sizes, samples = (
-        report[name] for name in ("cpu_seconds_per_update", "M", "samples")
-    )
-    first, last = samples[0], samples[-1]
-    verdicts = _table(
-        ["what", "measured", "bar"],
-        [
-            ["exceptions", f"{report['exceptions']:,}", "0"],
-            ["updates with NaN or infinity", f"{report['not_finite']:,}", "0"],
-            [
-                f"resident memory, update {last['update']:,} / {first['update']:,}",
-                f"{report['memory_growth']:.3f}",
-                "1.05",
-            ],
-            ["status", _counts(report["status"]), ""],
-            ["warnings", _counts(report["warnings"]), ""],
-            [
-                "conditioned on the side, model changed by it",
-                f"{report['conditioned']:,}, {report['conditioned_and_changed']:,}",
-                "0 changed",
-            ],
-            [
-                "saved and loaded, predictions differ",
-                f"{report['loaded']:,}, {report['loaded_and_differs']:,}",
-                "0 differ",
-            ],
-            [
-                "inducing points: least, median, most",
-                ", ".join(f"{sizes[name]:.0f}" for name in ("min", "median", "max")),
-                f"{report['num_inducing']}",
-            ],
-            [
-                "CPU time per update, last tenth / second tenth",
-                f"{seconds['late_over_early']:.2f}",
-                "",
-            ],
-        ],
-    )
-    memory = _table(
-        ["update", "resident MiB", "Python objects", "tensors", "M"],
-        [
-            [
-                f"{row['update']:,}",
-                f"{row['resident_MiB']:.1f}",
-                f"{row['objects']:,}",
-                str(row["tensors"]),
-                str(row["M"]),
-            ]
-            for row in [*samples[:-1:4], last]
-        ],
-    )
-    accuracy = _table(
-        [
-            "change",
-            "forget",
-            "RMSE",
-            "batch RMSE",
-            "ratio",
-            "learned noise",
-            "lengthscale",
-            "M",
-            "recovered",
-            "after updates",
-        ],
-        [
-            [
-                row["change"],
-                f"{row['forget']:g}",
-                *(_number(row[name]) for name in ("RMSE", "batch_RMSE", "ratio")),
-                _number(row["noise_ratio"]),
-                _number(row["lengthscale_ratio"]),
-                f"{row['M']:.0f}",
-                f"{row['recovered']} of {row['regimes']}",
-                _number(row["recovered_after"]),
-            ]
-            for row in by_change(report["regimes"])
-        ],
-    )
-    return f"""# {report["updates"]:,} updates of one model
+    seconds = report["cpu_seconds_per_update"]
+    return wrapped(f"""# {report["updates"]:,} updates of one model
 
 Written by `scripts/soak.py --report` from `data/soak.json`; run it again with
-`scripts/soak.py`.
+`scripts/soak.py --out docs/data/soak.json`.
 
 One `StreamingGP` (float64, {report["num_dims"]} inputs, default policy, at most
 {report["num_inducing"]} inducing points) goes through a stream that is hard on purpose.
@@ -653,7 +554,7 @@ the noise off. Hyperparameters are learned in the first twentieth of a regime by
 update, then by every eighth, mostly in 4 Adam steps; some updates take none or 20,
 L-BFGS, a trust region, or move inducing points.
 
-{verdicts}
+{markdown(verdicts(report))}
 
 An update took {1e3 * seconds["median"]:.0f} ms of CPU time in the median,
 {1e3 * seconds["mean"]:.0f} ms in the mean, on a machine that had other work as well.
@@ -662,7 +563,7 @@ An update took {1e3 * seconds["median"]:.0f} ms of CPU time in the median,
 
 After `gc.collect()`:
 
-{memory}
+{markdown(memory(report["samples"]))}
 
 ## Against a batch model of the present regime
 
@@ -671,60 +572,233 @@ against the function without noise, beside a new model with the same budget that
 the last 200 data of the regime at once. Errors and learned noise are in units of the
 standard deviation of the function, the lengthscale is the one learned over the true
 one, all columns are medians over regimes; the true noise is {NOISE:g} or 0, outliers
-not counted. A regime has recovered at the
-first look, one every 5 updates, at which the error is at most {RECOVERED:g} times that
-of the batch model.
+not counted. A regime has recovered at the first look, one every 5 updates, at which
+the error is at most {RECOVERED:g} times that of the batch model.
 
-{accuracy}
+{markdown(accuracy(report["regimes"]))}
 
 How to read it:
 
-- With `forget=1` all data ever seen count, as they should if there is one function and
-  one noise. Where a stream contradicts its past, the past is explained as noise: a
-  function that changes in place, or y that shrinks, is followed only as fast as new
-  data outnumber the old. Noise is shared by all data, so after y was 1,000 times
-  larger it stays at that size. `forget` below 1 is the cure.
-- With `forget` the past fades by that factor per update. What was 1,000 times larger
-  has 10⁶ times the variance, and takes ln 10⁶ / ln(1 / forget) updates to fade:
-  {_fading(0.9):.0f} at 0.9, {_fading(0.8):.0f} at 0.8.
-- How we read the slow recovery, without a test of it: while the noise of a larger
-  past hides the function, nothing says what its
-  hyperparameters are: the lengthscale drifts upwards, and inducing points that seem to
-  be of no use are dropped. When the noise has faded, both have to come back, from
-  batches of few points, each of which says little about a lengthscale. That takes
-  longer than a regime lasts here, and the regimes after it suffer as well; it is the
-  weakest spot that this run shows. After a fall of that size a new model is the better
-  choice: the batch model beside it is one.
-- In this run the drift ends with M = {last["M"]} and, in the last regime,
-  a lengthscale {_number(report["regimes"][-1]["learned_lengthscale"])} where the true
-  one is {_number(report["regimes"][-1]["lengthscale"])}.
-- The batch model knows nothing of the past. The stream has the same budget of inducing
-  points for the present range and, unless it forgets, all ranges before.
-"""
+{reading(report)}
+""")
+
+
+def verdicts(report: Row) -> list[Row]:
+    """What the run was made for, beside what it should be."""
+    first, last = report["samples"][0], report["samples"][-1]
+    sizes = report["M"]
+    lines = [
+        ("exceptions", f"{report['exceptions']:,}", "0"),
+        ("updates with NaN or infinity", f"{report['not_finite']:,}", "0"),
+        (
+            f"resident memory, update {last['update']:,} / {first['update']:,}",
+            f"{report['memory_growth']:.3f}",
+            "1.05",
+        ),
+        ("status", _counts(report["status"]), ""),
+        ("warnings", _counts(report["warnings"]), ""),
+        (
+            "conditioned on the side, model changed by it",
+            f"{report['conditioned']:,}, {report['conditioned_and_changed']:,}",
+            "0 changed",
+        ),
+        (
+            "saved and loaded, predictions differ",
+            f"{report['loaded']:,}, {report['loaded_and_differs']:,}",
+            "0 differ",
+        ),
+        (
+            "inducing points: least, median, most",
+            ", ".join(f"{sizes[name]:.0f}" for name in ("min", "median", "max")),
+            f"{report['num_inducing']}",
+        ),
+        (
+            "CPU time per update, last tenth / second tenth",
+            _number(report["cpu_seconds_per_update"]["late_over_early"] or math.nan),
+            "",
+        ),
+    ]
+    return [dict(zip(("what", "measured", "bar"), line, strict=True)) for line in lines]
+
+
+def memory(samples: list[Row]) -> list[Row]:
+    """Some of the looks at the process."""
+    return [
+        {
+            "update": f"{row['update']:,}",
+            "resident MiB": f"{row['resident_MiB']:.1f}",
+            "Python objects": f"{row['objects']:,}",
+            "tensors": row["tensors"],
+            "M": row["M"],
+        }
+        for row in [*samples[:-1:4], samples[-1]]
+    ]
+
+
+def accuracy(regimes: list[Row]) -> list[Row]:
+    """How regimes ended, by what they began with."""
+    return [
+        {
+            "change": row["change"],
+            "forget": f"{row['forget']:g}",
+            "RMSE": _number(row["RMSE"]),
+            "batch RMSE": _number(row["batch_RMSE"]),
+            "ratio": _number(row["ratio"]),
+            "learned noise": _number(row["noise_ratio"]),
+            "lengthscale": _number(row["lengthscale_ratio"]),
+            "M": f"{row['M']:.0f}",
+            "recovered": f"{row['recovered']} of {row['regimes']}",
+            "after updates": _number(row["recovered_after"])
+            if row["recovered"]
+            else "never",
+        }
+        for row in by_change(regimes)
+    ]
+
+
+# ------------------------------------------------------- sentences, from the numbers
+
+
+class Recovery(NamedTuple):
+    """How many regimes came near the batch model."""
+
+    recovered: int
+    regimes: int
+
+    def __str__(self) -> str:
+        return f"{self.recovered} of {self.regimes}"
+
+    @property
+    def most(self) -> bool:
+        """Whether it is more than half of them."""
+        return 2 * self.recovered > self.regimes
+
+
+def recovery(regimes: list[Row]) -> Recovery:
+    """Of regimes that were compared."""
+    after = [row["recovered_after"] for row in regimes if "recovered_after" in row]
+    return Recovery(sum(n is not None for n in after), len(after))
+
+
+def reading(report: Row) -> str:
+    """What the table says, as a list; sentences that do not apply are left out."""
+    regimes = report["regimes"]
+    parts = [
+        f"Recovered: {recovery(regimes)} regimes.",
+        "With `forget=1` all data ever seen count, as they should if there is one "
+        "function and one noise. Where a stream contradicts its past, the past is "
+        "explained as noise, which is shared by all data. " + forgetting(regimes),
+        "With `forget` the past fades by that factor per update. What was 1,000 times "
+        "larger has 10⁶ times the variance, and takes ln 10⁶ / ln(1 / forget) updates "
+        f"to fade: {_fading(0.9):.0f} at 0.9, {_fading(0.8):.0f} at 0.8.",
+        points(report),
+        collapse(report),
+        "The batch model knows nothing of the past. The stream has the same budget of "
+        "inducing points for the present range and, unless it forgets, all ranges "
+        "before.",
+    ]
+    return "\n".join(f"- {part}" for part in parts if part)
+
+
+def forgetting(regimes: list[Row]) -> str:
+    """Whether ``forget`` below 1 helps: against noise that is too large, in the fit."""
+    kept = [row for row in regimes if row["forget"] == 1]
+    faded = [row for row in regimes if row["forget"] < 1]
+    with_it, without = recovery(faded), recovery(kept)
+    if not with_it.regimes or not without.regimes:
+        return ""
+    shrunk = {change.name for change in CHANGES if change.factor < 1}
+    noise, noise_kept = (
+        _median(
+            [r["learned_noise_std"] / r["scale"] for r in rows if r["change"] in shrunk]
+        )
+        for rows in (faded, kept)
+    )
+    numbers = f"{with_it} regimes recovered with `forget` below 1, {without} with 1."
+    if math.isnan(noise) or math.isnan(noise_kept):
+        return numbers
+    numbers = (
+        f"After y became 1,000 times smaller, the learned noise is {_number(noise)} "
+        f"with `forget` below 1, {_number(noise_kept)} with 1, in the median. {numbers}"
+    )
+    if noise <= 3 * NOISE:
+        verdict = "is the cure" if with_it.most else "cures the noise, not the fit"
+    elif noise < 0.1 * noise_kept:
+        verdict = f"brings the noise down, though not to the true {NOISE:g}"
+    else:
+        verdict = "is no cure for the noise here"
+    return f"`forget` below 1 {verdict}. {numbers}"
+
+
+def points(report: Row) -> str:
+    """Inducing points and the lengthscale at the end."""
+    samples, regimes = report["samples"], report["regimes"]
+    last = samples[-1]
+    text = (
+        f"Inducing points at the end: {last['M']} of {report['num_inducing']} allowed"
+    )
+    if last["M"] == 1:
+        before = max((row["update"] for row in samples if row["M"] > 1), default=0)
+        since = next(row["update"] for row in samples if row["update"] > before)
+        text += f", and 1 at every look since update {since:,}"
+    if regimes:
+        true, learned = (regimes[-1][k] for k in ("lengthscale", "learned_lengthscale"))
+        text += (
+            f". The lengthscale is {_number(learned)}; that of the function is "
+            f"{_number(true)}"
+        )
+    return text + "."
+
+
+def collapse(report: Row) -> str:
+    """How we read a run that lost its lengthscale and its inducing points."""
+    ratios = [r["learned_lengthscale"] / r["lengthscale"] for r in report["regimes"]]
+    few = 5 * report["samples"][-1]["M"] <= report["num_inducing"]
+    if recovery(report["regimes"]).most or not few or _median(ratios) < 10:
+        return ""
+    return (
+        "How we read the slow recovery, without a test of it: while the noise of a "
+        "larger past hides the function, nothing says what its hyperparameters are: "
+        "the lengthscale drifts upwards, and inducing points that seem to be of no "
+        "use are dropped. When the noise has faded, both have to come back, from "
+        "batches of few points, each of which says little about a lengthscale. That "
+        "takes longer than a regime lasts here, and the regimes after it suffer as "
+        "well; it is the weakest spot that this run shows. After a fall of that size a "
+        "new model is the better choice: the batch model beside it is one."
+    )
 
 
 def _fading(forget: float) -> float:
     return math.log(1e6) / -math.log(forget)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run, or write the page from a run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--updates", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dims", type=int, default=2, help="number of inputs")
-    parser.add_argument("--out", type=Path, default=DATA)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--updates", type=positive, default=10_000, help="how many (10,000)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the stream (0)")
+    parser.add_argument("--dims", type=positive, default=2, help="number of inputs (2)")
+    parser.add_argument(
+        "--out", type=Path, help=f"where what was seen is kept ({OUT}), or read from"
+    )
     parser.add_argument("--quick", action="store_true", help="300 updates")
     parser.add_argument(
-        "--report", action="store_true", help="write docs/soak.md from --out, no run"
+        "--report",
+        action="store_true",
+        help="no run: docs/soak.md from --out (docs/data/soak.json)",
     )
-    arguments = parser.parse_args()
-    if arguments.report:
-        PAGE.write_text(page(json.loads(arguments.out.read_text())), encoding="utf-8")
+    chosen = parser.parse_args(arguments)
+    if chosen.report:
+        report = json.loads((chosen.out or DATA).read_text(encoding="utf-8"))
+        PAGE.write_text(page(report), encoding="utf-8")
         return
     torch.set_num_threads(1)
-    updates = 300 if arguments.quick else arguments.updates
-    run(updates, seed=arguments.seed, num_dims=arguments.dims, out=arguments.out)
+    updates = 300 if chosen.quick else chosen.updates
+    run(updates, seed=chosen.seed, num_dims=chosen.dims, out=chosen.out or OUT)
 
 
 if __name__ == "__main__":

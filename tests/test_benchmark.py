@@ -9,7 +9,7 @@ import pytest
 
 import bench_policies
 import benchmark
-import tables
+import common
 from bench_policies import BATCH, DEFAULT, NEAR, Row
 
 PAGE = benchmark.DOCS / "benchmarks.md"
@@ -89,7 +89,7 @@ def test_two_processes_share_a_file(
     other = row("audio M=100", "KeepOld", 1, 1)
 
     def runs_meanwhile(*_: object) -> Row:
-        tables.write_json(out, [other])
+        common.write_json(out, [other])
         return {"RMSE": 1.0}
 
     monkeypatch.setattr(bench_policies, "run_stream", runs_meanwhile)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +63,80 @@ def test_an_exception_is_counted_and_the_run_goes_on(
 def test_the_page_is_that_of_the_data() -> None:
     report = json.loads(soak.DATA.read_text(encoding="utf-8"))
     assert soak.PAGE.read_text(encoding="utf-8") == soak.page(report)
+
+
+def test_a_run_does_not_overwrite_the_file_of_the_docs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = []
+    monkeypatch.setattr(soak, "run", lambda *_, out, **__: written.append(out))
+    soak.main(["--quick"])
+    soak.main(["--updates", "5"])
+    assert written == [Path("out/soak.json")] * 2
+
+
+@pytest.mark.parametrize("value", ["0", "-3"])
+def test_a_run_has_updates(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        soak.main([f"--updates={value}"])
+    assert "whole number above 0" in capsys.readouterr().err
+
+
+def regime(change: str, forget: float, noise: float, recovered: bool) -> soak.Row:
+    """How a regime may have ended, with y of scale 1."""
+    return {
+        "change": change,
+        "forget": forget,
+        "scale": 1.0,
+        "learned_noise_std": noise,
+        "recovered_after": 5 if recovered else None,
+        "lengthscale": 1.0,
+        "learned_lengthscale": 1.0 if recovered else 1e3,
+    }
+
+
+SMALLER = "range moves, y 1000x smaller", "function changes, y 1000x smaller"
+
+
+@pytest.mark.parametrize(
+    ("noise", "recovered", "verdict"),
+    [
+        (0.1, True, "`forget` below 1 is the cure."),
+        (0.1, False, "`forget` below 1 cures the noise, not the fit."),
+        (1.0, False, "`forget` below 1 brings the noise down, though not to the true"),
+        (600.0, True, "`forget` below 1 is no cure for the noise here."),
+    ],
+)
+def test_forgetting_is_judged_by_the_numbers(
+    noise: float, recovered: bool, verdict: str
+) -> None:
+    regimes = [
+        regime(SMALLER[0], 1.0, 687.0, False),
+        regime(SMALLER[1], 0.8, noise, recovered),
+        regime("function changes", 0.9, 0.1, recovered),
+    ]
+    text = soak.forgetting(regimes)
+    assert text.startswith(verdict)
+    count = "2 of 2" if recovered else "0 of 2"
+    assert f"{count} regimes recovered with `forget` below 1, 0 of 1 with 1." in text
+
+
+def test_lost_inducing_points_are_told_only_where_they_are_lost() -> None:
+    sizes = {500: 25, 1_000: 1, 1_500: 4, 2_000: 1, 2_500: 1}
+    samples = [{"update": update, "M": m} for update, m in sizes.items()]
+    lost = [regime("function changes", 0.9, 1.0, False)]
+    report = {"num_inducing": 25, "samples": samples, "regimes": lost}
+    assert "end: 1 of 25 allowed, and 1 at every look since update 2,000." in (
+        soak.points(report)
+    )
+    assert "slow recovery" in soak.collapse(report)
+    assert "slow recovery" in soak.reading(report)
+    samples[-1]["M"] = 20
+    assert soak.points(report).startswith(
+        "Inducing points at the end: 20 of 25 allowed."
+    )
+    assert soak.collapse(report) == ""
+    samples[-1]["M"] = 1
+    report["regimes"] = [regime("function changes", 0.9, 1.0, True)]
+    assert soak.collapse(report) == ""
