@@ -405,7 +405,7 @@ def _jump(ascent: _Ascent) -> None:
         start = variable.eta.clone()
         places = [start + math.log(factor) for factor in JUMPS]
         if name == "raw_outputscale":
-            places.append(2 * fit_shape(objective.size(), start).log())
+            places.append((2 * fit_shape(objective.size(), start).log()).maximum(start))
         best, best_eta = ascent.score() + JUMP_GAIN * objective.data.y.size(-1), start
         for place in places:
             eta = place.maximum(variable.floor)
