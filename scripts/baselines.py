@@ -288,16 +288,18 @@ class WindowedGP(_Baseline):
     """An exact Gaussian process on the last points.
 
     Hyperparameters go on from where they were. The first batch has more steps: there
-    they are far from their optimum, and it is smaller than the window. L-BFGS, since
-    it ends with more evidence than as many evaluations of Adam at any rate we tried.
+    they are far from their optimum, and it is smaller than the window. Later batches
+    stop at a plateau. L-BFGS, since it ends with more evidence than as many evaluations
+    of Adam at any rate we tried.
 
     Args:
         num_dims: Number of inputs.
         window: Number of points remembered.
-        num_steps: Steps of L-BFGS of each update.
+        num_steps: Largest number of steps of L-BFGS of each update.
         first_steps: The same for the first update.
     """
 
+    PLATEAU = 1e-4  # change of a step that is not worth another: nats per point
     JITTER = 1e-8  # relative to the prior variance
 
     def __init__(
@@ -314,12 +316,12 @@ class WindowedGP(_Baseline):
 
     def update(self, x: Tensor, y: Tensor) -> None:
         """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
-        num_steps = self.num_steps
+        num_steps, plateau = self.num_steps, self.PLATEAU
         if len(self.window.y) == 0:
-            num_steps = self.first_steps
+            num_steps, plateau = self.first_steps, 1e-9
             self.model.initialize_from(x, y)
         self.window.append(x, y)
-        self._learn(num_steps)
+        self._learn(num_steps, plateau)
         self._factorize()
 
     @torch.no_grad()
@@ -342,14 +344,17 @@ class WindowedGP(_Baseline):
     def _residual(self) -> Tensor:
         return self.window.y - self.model.mean_module(self.window.x)
 
-    def _learn(self, num_steps: int) -> None:
+    def _learn(self, num_steps: int, plateau: float) -> None:
         """Steps of L-BFGS; the best hyperparameters met are kept.
 
         Its memory begins anew: curvature of the last window misleads where the
         target changed.
         """
         optimizer = torch.optim.LBFGS(
-            self.model.parameters(), max_iter=num_steps, line_search_fn="strong_wolfe"
+            self.model.parameters(),
+            max_iter=num_steps,
+            tolerance_change=plateau,
+            line_search_fn="strong_wolfe",
         )
         best, kept = math.inf, copy.deepcopy(self.model.state_dict())
 
@@ -441,8 +446,10 @@ class SVI(_Baseline):
         num_steps: Steps on each batch, the whole of it at once.
 
     Attributes:
-        failures: What went wrong; the last good parameters were kept.
+        failures: What went wrong; good parameters of a few steps before were kept.
     """
+
+    KEEP = 10  # steps between two copies of parameters: a copy takes time as well
 
     def __init__(
         self, num_dims: int, *, lr: float, z: Tensor, num_steps: int = 100
@@ -464,8 +471,9 @@ class SVI(_Baseline):
         good = self._state()
         try:
             loss = self.loss(x, y)
-            for _ in range(self.num_steps):
-                good = self._state()  # the loss is finite here
+            for step in range(self.num_steps):
+                if step % self.KEEP == 0:
+                    good = self._state()  # the loss is finite here
                 self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()

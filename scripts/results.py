@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common import write_json
-from experiments import EXPERIMENTS, Cell, Row, Settings, conditions
+from experiments import EXPERIMENTS, SPENDERS, Cell, Row, Settings, conditions
 
 
 class Results:
@@ -34,13 +34,15 @@ class Results:
     def go_on(self, settings: Settings) -> None:
         """Let what comes next be run with these settings, if that is not a mixture.
 
-        The number of seeds may change: each has its own cells.
+        The number of seeds may change: each has its own cells. The budget of a method
+        may change, too: its cells are dropped, to run again.
         """
         before, now = self.conditions, conditions(self.experiment, settings)
         differ = [
             f"{name} was {before.get(name)}, is {now.get(name)}"
             for name in {**now, **before}
-            if name != "seeds" and before and before.get(name) != now.get(name)
+            if before and name in ("quick", "tile")
+            if before.get(name) != now.get(name)
         ]
         if differ:
             raise SystemExit(
@@ -49,7 +51,22 @@ class Results:
             )
         self.conditions = now
         if before and before != now:
+            self._drop(before.get("budget", {}))
             self._write()
+
+    def _drop(self, budget: Row) -> None:
+        """Drop cells of methods that had another budget."""
+        now = self.conditions.get("budget", {})
+        changed = [name for name in now if now[name] != budget.get(name)]
+        methods = {method for name in changed for method in SPENDERS[name]}
+        stale = [key for key in self.kept if any(name in key for name in methods)]
+        for key in stale:
+            del self.kept[key]
+        if stale:
+            print(
+                f"{self.experiment}: {', '.join(changed)} changed; of the results so "
+                f"far, {len(stale)} are dropped."
+            )
 
     @property
     def quick(self) -> bool:

@@ -204,6 +204,21 @@ def test_windowed_gp_predicts_as_gpytorch_and_is_at_an_optimum() -> None:
         assert gradient.abs().max() < 0.1  # nats per unit, of 60 points
 
 
+def test_windowed_gp_stops_where_nothing_is_left_to_gain() -> None:
+    x, y = wave(60)
+    method = WindowedGP(1, num_steps=50)
+    method.update(x, y)
+    evidence, calls = method.negative_log_evidence, []
+
+    def counted() -> Tensor:
+        calls.append(evidence())
+        return calls[-1]
+
+    method.negative_log_evidence = counted
+    method.update(x[:1], y[:1])
+    assert len(calls) < 10
+
+
 def test_windowed_gp_keeps_the_best_when_a_trial_step_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -301,15 +316,15 @@ def test_best_distribution_reaches_the_collapsed_bound() -> None:
     assert -len(y) * svi.loss(x, y).item() == pytest.approx(best - lost, abs=1e-4)
 
 
-def test_svi_keeps_the_last_good_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_svi_keeps_good_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = wave(40)
-    short, long = (SVI(1, lr=0.02, z=grid(8), num_steps=num) for num in (6, 20))
+    short, long = (SVI(1, lr=0.02, z=grid(8), num_steps=num) for num in (10, 30))
     short.update(x, y)
     loss, calls = long.loss, []
 
     def fails_later(x: Tensor, y: Tensor) -> Tensor:
         calls.append(loss(x, y))
-        if len(calls) == 8:  # after the seventh step
+        if len(calls) == 18:  # after 17 steps, seven after the last copy
             raise NotPSDError("no factor")
         return calls[-1]
 

@@ -109,18 +109,34 @@ def test_quick_and_full_results_are_not_mixed(finished: Path) -> None:
         reproduce.main(["equivalence", "--out", str(finished)])
 
 
-@pytest.mark.parametrize("name", ["terrain", "memory", "timeseries"])
-def test_results_of_other_budgets_are_not_mixed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", experiments.BUDGETS)
+def test_another_budget_drops_the_cells_that_had_it(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     results = Results(name, tmp_path)
     results.go_on(Settings())
-    results.add("a cell", {})
+    every = [cell.key for cell in results.planned()]
+    for key in every:
+        results.add(key, {})
     Results(name, tmp_path).go_on(Settings())
+    assert not Results(name, tmp_path).missing() and not capsys.readouterr().out
+
     other = experiments.BUDGETS[name]._replace(gp_steps=99)
     monkeypatch.setitem(experiments.BUDGETS, name, other)
-    with pytest.raises(SystemExit, match="budget was .*'gp_steps': 99"):
-        Results(name, tmp_path).go_on(Settings())
+    Results(name, tmp_path).go_on(Settings())
+    left = Results(name, tmp_path)
+    assert left.missing() == [key for key in every if "windowed GP" in key] != []
+    assert left.conditions["budget"]["gp_steps"] == 99
+    assert f"{name}: gp_steps changed" in capsys.readouterr().out
+
+
+def test_every_budget_has_its_spenders() -> None:
+    assert set(experiments.SPENDERS) == set(experiments.Budget._fields)
+    methods = {method for users in experiments.SPENDERS.values() for method in users}
+    assert methods == set(verdicts.METHODS)
 
 
 def test_only_the_terrain_depends_on_the_tile(tmp_path: Path) -> None:
