@@ -19,6 +19,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import gpytorch
@@ -385,7 +386,7 @@ class WindowedGP(_Baseline):
 # ------------------------------------------------------------------------- uncollapsed
 
 
-class _SVGP(gpytorch.models.ApproximateGP):
+class SVGP(gpytorch.models.ApproximateGP):
     """GPyTorch's uncollapsed sparse variational model, inducing points free.
 
     Args:
@@ -393,7 +394,7 @@ class _SVGP(gpytorch.models.ApproximateGP):
         prior: Has ``mean_module``, ``covar_module`` and ``likelihood``.
     """
 
-    def __init__(self, z: Tensor, prior: nn.Module) -> None:
+    def __init__(self, z: Tensor, prior: nn.Module | SimpleNamespace) -> None:
         # Without the random numbers that GPyTorch would start from.
         q = gpytorch.variational.CholeskyVariationalDistribution(
             len(z), mean_init_std=0.0
@@ -458,7 +459,7 @@ class SVI(_Baseline):
         self.num_data = 0
         self.failures: list[str] = []
         self.prior = _Prior(num_dims)
-        self.model = _SVGP(z, self.prior)
+        self.model = SVGP(z, self.prior)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=lr)
 
     def update(self, x: Tensor, y: Tensor) -> None:
@@ -536,7 +537,7 @@ class OnlineConditioning(_Baseline):
         if self.num_points == 0:
             self.first.update(x, y)
             z = self.first.model.summary.inducing_points
-            self.model = _SVGP(z, self.first.model).eval()
+            self.model = SVGP(z, self.first.model).eval()
             self.model.set_best_distribution(x, y)
             self.num_points = len(z)
         elif not self.failures:

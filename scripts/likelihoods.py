@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 
-import gpytorch
 import numpy as np
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -26,8 +26,11 @@ from gpytorch.likelihoods import (
     SoftmaxLikelihood,
     StudentTLikelihood,
 )
+from gpytorch.means import ZeroMean
+from gpytorch.mlls import VariationalELBO
 from torch import Tensor
 
+from baselines import SVGP
 from streams import banana
 from torch_ssgp import StreamingGP
 
@@ -57,23 +60,6 @@ def binary_errors(
     return errors
 
 
-class _SVGP(gpytorch.models.ApproximateGP):
-    """GPyTorch's uncollapsed sparse variational model."""
-
-    def __init__(self, z: Tensor, kernel: ScaleKernel) -> None:
-        q = gpytorch.variational.CholeskyVariationalDistribution(len(z))
-        strategy = gpytorch.variational.VariationalStrategy(self, z, q)
-        super().__init__(strategy)
-        self.mean_module = gpytorch.means.ZeroMean()
-        self.covar_module = kernel
-
-    def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
-        """Prior at ``x``."""
-        return gpytorch.distributions.MultivariateNormal(
-            self.mean_module(x), self.covar_module(x)
-        )
-
-
 def _kernel() -> ScaleKernel:
     kernel = ScaleKernel(RBFKernel())
     kernel.outputscale, kernel.base_kernel.lengthscale = 1.0, 0.7
@@ -84,8 +70,13 @@ def svgp_elbo(
     x: Tensor, y: Tensor, z: Tensor, num_steps: int, lr: float
 ) -> tuple[float, float]:
     """Best ELBO of uncollapsed Adam steps, and their seconds."""
-    model, likelihood = _SVGP(z.clone(), _kernel()).double(), BernoulliLikelihood()
-    mll = gpytorch.mlls.VariationalELBO(likelihood.double(), model, num_data=len(y))
+    prior = SimpleNamespace(
+        mean_module=ZeroMean(),
+        covar_module=_kernel(),
+        likelihood=BernoulliLikelihood(),
+    )
+    model = SVGP(z.clone(), prior)
+    mll = VariationalELBO(model.likelihood, model, num_data=len(y))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     best, start = -np.inf, time.perf_counter()
     for _ in range(num_steps):
