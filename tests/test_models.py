@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -15,15 +16,22 @@ from gpytorch.kernels import (
     MaternKernel,
     PeriodicKernel,
     RBFKernel,
+    RFFKernel,
     RQKernel,
     ScaleKernel,
 )
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    StudentTLikelihood,
+)
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from torch import Tensor
 
 import oracles
 from torch_ssgp import StreamingGP, settings
+from torch_ssgp.exceptions import ArgumentError, StateError
 
 KERNELS = {
     "rbf": lambda: RBFKernel(),
@@ -569,6 +577,62 @@ def test_conditioning_is_batched_and_differentiable():
     assert torch.autograd.gradcheck(predict, (x_new[:2], y_new[:1, :2]), atol=1e-4)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_look_without_gradients_leaves_those_of_a_fantasy(mode):
+    x, y = draw(40)
+    model = make(MaternKernel(nu=2.5))
+    model.update(x, y, num_steps=0)
+    gradients = []
+    for first_look in (contextlib.nullcontext, mode):
+        x_new = torch.tensor([[1.0], [9.0]]).double().requires_grad_()
+        y_new = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+        fantasy = model.condition_on_observations(x_new, y_new)
+        with first_look():
+            fantasy(x)
+        fantasy(x).mean.sum().backward()
+        gradients.append((x_new.grad, y_new.grad))
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_fantasy_made_in_inference_mode_can_be_used_in_any():
+    x, y = draw(40)
+    model = make(MaternKernel(nu=2.5))
+    model.update(x, y, num_steps=0)
+    with torch.inference_mode():
+        fantasy = model.condition_on_observations(x[:3] + 1, y[:3].clone())
+    with torch.no_grad():
+        plain = model.condition_on_observations(x[:3] + 1, y[:3])
+    assert not any(buffer.requires_grad for buffer in plain.buffers())
+    assert torch.equal(fantasy(x).mean, plain(x).mean)
+    points = x.clone().requires_grad_()
+    fantasy(points).mean.sum().backward()
+    assert points.grad is not None
+    fantasy.update(x, y, num_steps=2)
+
+
+@pytest.mark.parametrize("likelihood", [GaussianLikelihood, BernoulliLikelihood])
+@pytest.mark.parametrize("num_steps", [0, 2])
+@pytest.mark.parametrize("x_batch", [(), (4,)])
+def test_batched_fantasies_can_be_updated(likelihood, num_steps, x_batch):
+    x, y = draw(40)
+    y = (y > y.mean()).to(y)
+    model = StreamingGP(RBFKernel(), likelihood(), num_inducing=8).double()
+    model.update(x, y, num_steps=0)
+    x_new = 8 * torch.rand(*x_batch, 3, 1, dtype=torch.float64)
+    y_new = torch.randint(2, (4, 3)).to(y)
+    fantasies = model.condition_on_observations(x_new.requires_grad_(), y_new)
+    alone = model.condition_on_observations(x_new.expand(4, 3, 1)[1], y_new[1])
+    z = torch.linspace(0, 8, 8).double().unsqueeze(-1) if num_steps == 0 else None
+    options = {"num_steps": num_steps, "inducing_points": z}
+    result = fantasies.update(x, y.expand(4, 40), **options)
+    expected = alone.update(x, y, **options)
+    assert result.bound.shape == (4,) and fantasies(x).mean.shape == (4, 40)
+    assert not result.bound.requires_grad and not result.increment.requires_grad
+    if num_steps == 0:
+        torch.testing.assert_close(result.bound[1], expected.bound)
+        torch.testing.assert_close(fantasies(x).mean[1], alone(x).mean)
+
+
 def test_conditioning_the_prior_is_exact_inference():
     x, y = draw(30)
     model = make(RBFKernel()).condition_on_observations(x, y)
@@ -631,6 +695,18 @@ def test_repeated_predictions_factor_nothing(monkeypatch):
     assert len(calls) == 4
 
 
+def test_predictions_have_the_jitter_that_is_set():
+    x, y = draw(50)
+    model = make(RBFKernel())
+    model.update(x, y, num_steps=0)
+    with settings.jitter(1e-2):
+        large = copy.deepcopy(model)(x).mean
+    small = model(x).mean
+    with settings.jitter(1e-2):
+        assert torch.equal(model(x).mean, large) and not torch.equal(large, small)
+    assert torch.equal(model(x).mean, small)
+
+
 def test_predict_adds_the_noise_of_the_likelihood():
     x, y = draw(50)
     model = make(RBFKernel(), noise=0.3)
@@ -667,6 +743,50 @@ def test_state_dict_loads_into_a_model_with_another_number_of_points():
         assert torch.equal(result.bound, expected.bound)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"summary.g": None},
+        {"summary.U": lambda U: U[:, :5]},
+        {"summary.prior_mean": lambda m: m[:5]},
+        {"summary.prior_cholesky": lambda L: L[:5]},
+        {"summary.landmarks": lambda r: r.expand(-1, 2)},
+        {"summary.residual": lambda rho: rho.expand(3)},
+        {"summary.inducing_points": lambda z: z.squeeze(-1)},
+    ],
+)
+def test_a_summary_that_is_not_whole_is_not_loaded(damage):
+    model, x, _ = _trained()
+    state, before = model.state_dict(), model(x).mean
+    for name, change in damage.items():
+        if change is None:
+            del state[name]
+        else:
+            state[name] = change(state[name])
+    fresh = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=12).double()
+    for strict in (True, False):
+        for loading in (fresh, model):
+            with pytest.raises(StateError, match=next(iter(damage))):
+                loading.load_state_dict(state, strict=strict)
+    assert torch.equal(model(x).mean, before)
+    assert fresh.summary.is_empty and not fresh(x).mean.any()
+    rest = {name: t for name, t in state.items() if not name.startswith("summary.")}
+    fresh.load_state_dict(rest, strict=False)
+    assert fresh.likelihood.noise == model.likelihood.noise
+
+
+def test_a_state_stays_when_the_model_goes_on():
+    model, x, y = _trained()
+    state, before = model.state_dict(), model(x).mean
+    model.update(x, 2 * y, num_steps=5)
+    fresh = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=12).double()
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh(x).mean, before)
+    assert model.state_dict(keep_vars=True)["likelihood.noise_covar.raw_noise"] is (
+        model.likelihood.raw_noise
+    )
+
+
 def test_copies_and_pickles_keep_the_posterior():
     model, x, _ = _trained()
     before = model(x)  # fills the cache
@@ -678,6 +798,81 @@ def test_nothing_in_the_summary_asks_for_gradients():
     model, _, _ = _trained()
     assert not any(b.requires_grad for b in model.buffers())
     assert all(b.grad_fn is None for b in model.buffers())
+
+
+# -- what data may be ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+@pytest.mark.parametrize(
+    "likelihood", [GaussianLikelihood, BernoulliLikelihood, StudentTLikelihood]
+)
+def test_updates_are_the_same_in_every_mode(likelihood, optimizer):
+    x, y = draw(40)
+    y = (y > y.mean()).to(y)
+    expected = None
+    for mode in (contextlib.nullcontext, torch.no_grad, torch.inference_mode):
+        torch.manual_seed(0)
+        model = StreamingGP(ScaleKernel(RBFKernel()), likelihood(), num_inducing=8)
+        model.double()
+        options = {"num_steps": 4, "optimizer": optimizer}
+        with mode():
+            model.predict(x)
+            model.update(x, y.clone(), **options)
+            model.predict(x)
+            data = x + 8, y.clone()  # in inference mode autograd refuses these
+        model.update(*data, inducing_points=data[0][:5], **options)
+        model.update(*data, num_steps=0)
+        bound = model.update(*data, **options).bound
+        expected = bound if expected is None else expected
+        assert torch.equal(bound, expected)
+        points = x.clone().requires_grad_()
+        model(points).mean.sum().backward()
+        assert torch.isfinite(points.grad).all()
+
+
+def test_states_loaded_in_inference_mode_can_be_used_in_any(tmp_path):
+    model, x, y = _trained()
+    model.save(tmp_path / "model.pt")
+    fresh = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=12).double()
+    with torch.inference_mode():
+        fresh.load_state_dict(model.state_dict())
+        loaded = [fresh, copy.deepcopy(model), StreamingGP.load(tmp_path / "model.pt")]
+    for other in loaded:
+        points = x.clone().requires_grad_()
+        other(points).mean.sum().backward()
+        assert torch.isfinite(points.grad).all()
+        other.update(x, y, num_steps=2)
+
+
+@pytest.mark.parametrize("num_steps", [0, 4])
+@pytest.mark.parametrize("likelihood", [GaussianLikelihood, StudentTLikelihood])
+def test_updates_take_values_and_leave_graphs_alone(likelihood, num_steps):
+    x, y = draw(40)
+    weight = torch.ones((), dtype=torch.float64, requires_grad=True)
+    leaf = y.clone().requires_grad_()
+    noise = weight * torch.ones_like(y) if likelihood is GaussianLikelihood else None
+    results = []
+    for data in ((x, y), (weight * x, leaf), (x, (weight * y).exp().log())):
+        torch.manual_seed(0)
+        model = StreamingGP(RBFKernel(), likelihood(), num_inducing=8).double()
+        for _ in range(2):
+            result = model.update(*data, noise, num_steps=num_steps)
+        results.append(result)
+        assert not result.bound.requires_grad
+        assert not any(buffer.requires_grad for buffer in model.buffers())
+    assert weight.grad is None and leaf.grad is None
+    assert torch.equal(results[0].bound, results[1].bound)
+    torch.testing.assert_close(results[0].bound, results[2].bound)
+
+
+def test_kernels_that_draw_at_their_first_call_are_refused():
+    x, y = draw(40)
+    model = make(ScaleKernel(RFFKernel(20)))
+    with pytest.raises(ArgumentError, match="randn_weights.*num_dims=1"):
+        model.update(x, y)
+    model = make(ScaleKernel(RFFKernel(20, num_dims=1)))
+    model.update(x, y, num_steps=2)
 
 
 def test_updates_leave_the_global_generator_alone():

@@ -85,6 +85,35 @@ def test_conditioning_takes_batches_of_fantasies():
     assert model.model.summary.num_data == 40
 
 
+def test_a_look_without_gradients_leaves_those_of_a_fantasy():
+    x, y = data()
+    model = two_outputs()
+    model.update(x, y, num_steps=0)
+    gradients = []
+    for grad in (True, False):
+        x_new = x[:2].clone().add(0.1).requires_grad_()
+        fantasy = model.condition_on_observations(x_new, y[:2])
+        with torch.set_grad_enabled(grad):
+            fantasy(x)
+        fantasy(x).mean.sum().backward()
+        gradients.append(x_new.grad)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_every_mode_of_autograd_will_do(mode):
+    x, y = data()
+    model, expected = two_outputs(), two_outputs()
+    expected.update(x, y, num_steps=3)
+    with mode():
+        model.update(x.clone(), y.clone(), num_steps=3)
+        model.predict(x)
+    points = x.clone().requires_grad_()
+    model(points).mean.sum().backward()
+    assert torch.equal(model(x).mean, expected(x).mean)
+    model.update(points, y, num_steps=0)
+
+
 def test_noise_has_one_column_per_output():
     x, y = data()
     likelihood = FixedNoiseGaussianLikelihood(torch.ones(2, 1, dtype=torch.float64))

@@ -536,6 +536,58 @@ def test_deepcopy_pickle_and_state_dict_keep_the_posterior() -> None:
         loaded.fit()
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.filterwarnings("ignore:.*standardized")
+@pytest.mark.parametrize("transform", [None, Standardize(m=2)])
+def test_every_mode_of_autograd_will_do(mode: Callable, transform: Standardize) -> None:
+    X, Y = data(6, 2)
+    new_X, new_Y = data(3, 2)
+    expected = SingleTaskStreamingGP(X, Y, outcome_transform=deepcopy(transform))
+    expected.update(new_X, new_Y, num_steps=3)
+    with mode():
+        ours = SingleTaskStreamingGP(X, Y, outcome_transform=deepcopy(transform))
+        ours.posterior(X)
+        ours.update(new_X.clone(), new_Y.clone(), num_steps=3)
+        ours.posterior(X)
+        fantasy = ours.condition_on_observations(X[:2], Y[:2].clone())
+    for model in (ours, fantasy):
+        points = X.clone().requires_grad_()
+        model.posterior(points).mean.sum().backward()
+        assert points.grad is not None and torch.isfinite(points.grad).all()
+    assert_same_posterior(ours.posterior(X), expected.posterior(X), 0.0)
+    ours.fit(num_steps=2)
+    ours.update(X, Y, num_steps=2)
+
+
+def test_a_look_without_gradients_leaves_those_of_a_fantasy() -> None:
+    X, Y = data(6)
+    ours, points, gradients = SingleTaskStreamingGP(X, Y), inputs(2), []
+    for grad in (True, False):
+        new_X = points.clone().requires_grad_()
+        fantasy = ours.condition_on_observations(new_X, Y[:2])
+        with torch.set_grad_enabled(grad):
+            fantasy.posterior(X)
+        fantasy.posterior(X).mean.sum().backward()
+        gradients.append(new_X.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_updates_take_values_and_leave_graphs_alone() -> None:
+    X, Y = data(6)
+    weight = torch.ones((), dtype=X.dtype, requires_grad=True)
+    for transform in (None, Standardize(m=1)):
+        ours = SingleTaskStreamingGP(
+            weight * X,
+            weight * Y,
+            covar_module=MaternKernel(),
+            outcome_transform=transform,
+        )
+        ours.update(weight * X + 0.01, weight * Y, num_steps=2, restandardize=transform)
+        ours.fit(num_steps=2)
+        assert not any(buffer.requires_grad for buffer in ours.buffers())
+    assert weight.grad is None
+
+
 def test_loading_a_state_of_the_same_size_is_seen_at_once() -> None:
     a, b = (SingleTaskStreamingGP(*data()) for _ in range(2))
     X = inputs(4)

@@ -6,7 +6,8 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar, cast
@@ -27,6 +28,7 @@ from torch_ssgp import functional as F
 from torch_ssgp import likelihoods, persistence, settings
 from torch_ssgp import validation as check
 from torch_ssgp.exceptions import (
+    ArgumentError,
     Breakdown,
     BudgetWarning,
     FactorizationError,
@@ -55,9 +57,10 @@ from torch_ssgp.modules import (
     observation_noise,
     prior_blocks,
     same_variables,
+    usable,
 )
 from torch_ssgp.prediction import Predictor, freeze
-from torch_ssgp.rollback import all_or_nothing
+from torch_ssgp.rollback import Whole, all_or_nothing
 from torch_ssgp.site_initialization import initialize_sites
 from torch_ssgp.sites import SiteObjective, maximize_any
 from torch_ssgp.summary import PosteriorSummary
@@ -70,29 +73,17 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def one_at_a_time(update: Method) -> Method:
-    """Let updates of a model wait for each other: each begins where another ended.
-
-    One that fails leaves torch's random numbers as if it had not begun.
-    """
+    """Let updates of a model wait for each other, see :meth:`StreamingGP._turn`."""
 
     @wraps(update)
     def in_turn(self: StreamingGP, *args: Any, **options: Any) -> Any:
-        with self._writing:
-            device = self.device
-            on_host = torch.get_rng_state()
-            on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-            try:
-                return update(self, *args, **options)
-            except BaseException:
-                torch.set_rng_state(on_host)
-                if on_gpu is not None:
-                    torch.cuda.set_rng_state(on_gpu, device)
-                raise
+        with self._turn():
+            return update(self, *args, **options)
 
     return cast(Method, in_turn)
 
 
-class StreamingGP(GP):
+class StreamingGP(Whole, GP):
     r"""Sparse Gaussian process regression on a stream.
 
     Every :meth:`update` fits hyperparameters and inducing points to the new data and a
@@ -193,7 +184,8 @@ class StreamingGP(GP):
 
         Other threads may predict meanwhile: they see the posterior of before or the
         new one, never a mixture. Where numbers stop being finite an update falls
-        back step by step, see ``status`` of the result.
+        back step by step, see ``status`` of the result. Data are values: gradients
+        do not flow to them, and modes such as ``torch.no_grad`` change nothing.
 
         Args:
             x_new: ``(*batch_shape, n, d)`` or ``(n, d)``; ``(n,)`` is one column.
@@ -214,7 +206,8 @@ class StreamingGP(GP):
                 two nats. ``None`` lets the data alone decide.
             forget: Power of the past's likelihood, in (0, 1]; 1 forgets nothing.
             progress: Show a progress bar.
-            callback: Called as ``callback(step, bound)`` in the inner loop.
+            callback: Called as ``callback(step, bound)`` in the inner loop; it may
+                look at the model, condition and copy it, but not change it.
 
         Returns:
             What happened.
@@ -374,8 +367,11 @@ class StreamingGP(GP):
         Returns:
             A model whose ``batch_shape`` is that of ``x`` and ``y`` together.
         """
-        with self._lock:
-            return self._condition(x, y, noise, inducing_points)
+        is_grad_enabled = torch.is_grad_enabled()
+        # The new model may be used in other modes than the one it is made in.
+        with torch.inference_mode(False), torch.set_grad_enabled(is_grad_enabled):
+            with self._lock:
+                return self._condition(x, y, noise, inducing_points)
 
     def _condition(
         self,
@@ -459,9 +455,10 @@ class StreamingGP(GP):
         Args:
             path: Where to.
         """
-        persistence.save(self, path)
+        persistence.save(deepcopy(self), path)  # which nobody changes meanwhile
 
     @classmethod
+    @torch.inference_mode(False)
     def load(
         cls,
         path: str | os.PathLike[str],
@@ -496,20 +493,6 @@ class StreamingGP(GP):
         }
         return persistence.load(cls, path, map_location, given)
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """As that of ``torch.nn.Module``; if it raises, the model is as it was.
-
-        Args:
-            state_dict: The state of a model with any number of inducing points.
-            strict: Whether the keys must be the same.
-            assign: Whether to take the tensors themselves, not their values.
-        """
-        load = partial(super().load_state_dict, state_dict, strict, assign)
-        with self._lock:
-            return all_or_nothing(load, (self,))
-
     # -- properties -----------------------------------------------------------------
 
     @property
@@ -529,6 +512,10 @@ class StreamingGP(GP):
                 if tensor.is_floating_point():
                     return tensor
         return self.summary.g
+
+    @property
+    def _core(self) -> StreamingGP:
+        return self
 
     @property
     def _num_dims(self) -> int | None:
@@ -570,8 +557,12 @@ class StreamingGP(GP):
         if noise is not None:
             check.check_noise(noise, y)
         dtype = settings.algebra_dtype.of(x.dtype)
+
+        def prepared(value: Tensor) -> Tensor:
+            return usable((value if fantasy else value.detach()).to(dtype))
+
         return NewData(
-            x.to(dtype), y.to(dtype), None if noise is None else noise.to(dtype)
+            prepared(x), prepared(y), None if noise is None else prepared(noise)
         )
 
     def _check_inputs(
@@ -589,6 +580,13 @@ class StreamingGP(GP):
             dtype = settings.algebra_dtype.of(x.dtype)
             kernel = freeze(self.covar_module, dtype)  # it may remember the call
             check.check_prior(kernel, freeze(self.mean_module, dtype), x.to(dtype))
+            made = kernel.state_dict().keys() - self.covar_module.state_dict().keys()
+            if made:
+                raise ArgumentError(
+                    f"covar_module draws {', '.join(sorted(made))} at its first call, "
+                    "so that every copy of it would have others. Pass what makes it "
+                    f"draw them at once, for RFFKernel num_dims={x.size(-1)}."
+                )
         return x
 
     def _check_inducing_points(self, z: Tensor | None, x: Tensor) -> Tensor | None:
@@ -611,7 +609,7 @@ class StreamingGP(GP):
                 f"inducing_points has shape {tuple(z.shape)}; expected {expected} for "
                 f"batch_shape {tuple(self.batch_shape)}."
             )
-        return z.to(x.dtype).expand(*self.batch_shape, *z.shape[-2:])
+        return usable(z.to(x.dtype)).expand(*self.batch_shape, *z.shape[-2:])
 
     def _shares_noise(self, noise: Tensor | None) -> bool:
         """Whether past and new data have the one noise of the likelihood."""
@@ -653,6 +651,12 @@ class StreamingGP(GP):
         """The bound of this update, on working copies of all modules if they learn."""
         dtype = data.y.dtype
         shared = self._shares_noise(data.noise)
+        # A fantasy may have a graph, and not all batch dimensions everywhere.
+        z_a, landmarks = (
+            t.detach().to(dtype).expand(*data.x.shape[:-2], *t.shape[-2:])
+            for t in (self._old_points(data.x), self.summary.landmarks)
+        )
+        past = PseudoObservations(*(t.detach() for t in self._past(past, data, shared)))
         kernel, mean, likelihood = self._frozen_modules(dtype)
         if learn:
             kernel, mean, likelihood = (
@@ -665,28 +669,28 @@ class StreamingGP(GP):
             kernel,
             likelihood,
             data,
-            self._old_points(data.x),
-            self._past(past, data, shared),
+            z_a,
+            past,
             shared_noise=shared,
             alpha=self.alpha,
             jitter=self._jitter(dtype),
-            landmarks=self.summary.landmarks.to(dtype),
+            landmarks=landmarks,
         )
 
     @torch.no_grad()
     def _as_sites(self, data: NewData) -> tuple[NewData, Tensor]:
         """Gaussian data that say the same, and what to add to the residual for it."""
         x, past = data.x.detach(), self.summary.pseudo_observations
-        z_a, x = F.broadcast_matrices(self._old_points(x), x)
+        _, x = F.broadcast_matrices(self._old_points(x), x)
         objective = self._objective(NewData(x, data.y.detach(), None), past)
-        objective.z_a = z_a
-        objective.start_at(torch.cat([z_a, x], -2))
+        objective.start_at(torch.cat([objective.z_a, x], -2))
         rows, _ = objective.project(objective.prior())
         assert isinstance(objective, SiteObjective) and objective.sites is not None
         noise, _ = objective.noises()
         offset = rows.rho - objective.past.rho - noise.log().sum(-1)
         return NewData(data.x, objective.sites.target, noise), offset
 
+    @torch.no_grad()
     def _evidence(self, past: PseudoObservations) -> Tensor:
         if self.summary.is_empty:
             return self.summary.residual
@@ -784,13 +788,43 @@ class StreamingGP(GP):
     # -- caches and copies ----------------------------------------------------------
 
     def _make_locks(self) -> None:
-        self._writing = threading.RLock()  # held by an update, all along
+        self._writing = threading.Lock()  # held by an update, all along
+        self._writer: int | None = None  # the thread that holds it
         self._lock = threading.RLock()  # held for a moment: to change, or to look
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait for others that change the model: each begins where another ended.
+
+        Whatever the mode of the caller, gradients can be taken in there. If it fails,
+        torch's random numbers are as if it had not begun.
+        """
+        if self._writing.locked() and self._writer == threading.get_ident():
+            raise ArgumentError(
+                "The model is in the middle of an update, at whose end this change "
+                "would be lost. Do it after the update and not in its callback, or to "
+                "a copy: copy.deepcopy(model)."
+            )
+        with self._writing, torch.inference_mode(False):
+            device = self.device
+            on_host = torch.get_rng_state()
+            on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+            try:
+                self._writer = threading.get_ident()
+                yield
+            except BaseException:
+                torch.set_rng_state(on_host)
+                if on_gpu is not None:
+                    torch.cuda.set_rng_state(on_gpu, device)
+                raise
+            finally:
+                self._writer = None
 
     def _jitter(self, dtype: torch.dtype) -> float:
         """The jitter of the settings, or what an update had to raise it to."""
         return max(settings.jitter.of(dtype), float(self.summary.jitter))
 
+    @torch.inference_mode(False)
     def _frozen_modules(self, dtype: torch.dtype) -> tuple[Kernel, Mean, Likelihood]:
         """Copies that nobody changes; made again when hyperparameters have changed."""
         with self._lock:
@@ -820,13 +854,25 @@ class StreamingGP(GP):
             tensors.append(self.likelihood.noise_covar.noise)  # a plain attribute
         return torch.cat([t.detach().flatten().double() for t in tensors])
 
+    @torch.inference_mode(False)
     def _current_predictor(self) -> Predictor:
+        """What predicts; made again when the summary, hyperparameters or jitter change.
+
+        With the graph of a fantasy, whether the first to ask for it needs it or not.
+        """
         with self._lock:
             summary = self.summary
             dtype = summary.g.dtype
             if summary.is_empty:
                 dtype = settings.algebra_dtype.of(self.dtype)
-            key = (summary.U, summary.g, summary.inducing_points, dtype)
+            key = (
+                summary.U,
+                summary.g,
+                summary.inducing_points,
+                summary.jitter,
+                dtype,
+                settings.jitter.of(dtype),
+            )
             now = self._fingerprint()
             if self._predictor is not None:
                 cached_key, fingerprint, predictor = self._predictor
@@ -859,7 +905,7 @@ class StreamingGP(GP):
     def __getstate__(self) -> dict:
         """Leave caches and locks out of copies and pickles."""
         state = {**self.__dict__, "_predictor": None, "_frozen": None}
-        del state["_writing"], state["_lock"]
+        del state["_writing"], state["_writer"], state["_lock"]
         return state
 
     def __setstate__(self, state: dict) -> None:

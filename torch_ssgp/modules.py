@@ -34,6 +34,11 @@ from torch_ssgp.functional import PriorBlocks
 KERNELS = threading.RLock()
 
 
+def usable(value: Tensor) -> Tensor:
+    """A tensor that autograd may keep: those of inference mode it refuses."""
+    return value.clone() if value.is_inference() else value
+
+
 def gram(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
     """Dense covariance ``(*batch, n1, n2)``, never by a square call.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +13,10 @@ from torch_ssgp.exceptions import ArgumentError, ShapeError, UnsupportedLikeliho
 from torch_ssgp.fit import Callback, UpdateResult
 from torch_ssgp.likelihoods import couples_classes
 from torch_ssgp.models import StreamingGP
-from torch_ssgp.rollback import all_or_nothing
+from torch_ssgp.rollback import Whole
 
 
-class MultiOutputGP(nn.Module):
+class MultiOutputGP(Whole, nn.Module):
     """Targets of shape ``n x q`` on a model with one function per output.
 
     The outputs are the last batch dimension of a :class:`StreamingGP`: each has its own
@@ -164,19 +162,6 @@ class MultiOutputGP(nn.Module):
         if hasattr(predictive, "lazy_covariance_matrix"):
             return MultitaskMultivariateNormal.from_batch_mvn(predictive, task_dim=-1)
         return predictive
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """As :meth:`StreamingGP.load_state_dict`.
-
-        Args:
-            state_dict: The state of a model with any number of inducing points.
-            strict: Whether the keys must be the same.
-            assign: Whether to take the tensors themselves, not their values.
-        """
-        load = partial(super().load_state_dict, state_dict, strict, assign)
-        return all_or_nothing(load, (self,))
 
     def _shared(self, x: Tensor) -> Tensor:
         """Inputs that all outputs share, ``(*batch, 1, n, d)``."""

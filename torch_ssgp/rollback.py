@@ -1,8 +1,11 @@
-"""Change modules all at once, or not at all."""
+"""Change modules all at once, or not at all; look at them before or after."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copyreg
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +39,71 @@ def all_or_nothing(
     except BaseException:
         undo.restore()
         raise
+
+
+class Whole:
+    """A module that other threads see before a change or after it, never halfway."""
+
+    @property
+    def _core(self: Any) -> Any:
+        """The streaming model in it, which has the locks."""
+        return self.model
+
+    @torch.inference_mode(False)
+    def state_dict(
+        self: Any,
+        *args: Any,
+        destination: Any = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> Any:
+        """As that of ``torch.nn.Module``, but of values that stay as they are.
+
+        Args:
+            *args: As there.
+            destination: As there.
+            prefix: As there.
+            keep_vars: Whether to return parameters and buffers themselves.
+        """
+        with self._core._lock:
+            state = nn.Module.state_dict(
+                self, *args, destination=destination, prefix=prefix, keep_vars=keep_vars
+            )
+            for name, value in state.items():
+                if name.startswith(prefix) and isinstance(value, Tensor):
+                    state[name] = value if keep_vars else value.clone()
+            return state
+
+    def load_state_dict(
+        self: Any,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
+    ) -> Any:
+        """As that of ``torch.nn.Module``; if it raises, the model is as it was.
+
+        Args:
+            state_dict: The state of a model with any number of inducing points.
+            strict: Whether the keys must be the same.
+            assign: Whether to take the tensors themselves, not their values.
+        """
+        load = partial(nn.Module.load_state_dict, self, state_dict, strict, assign)
+        with self._core._turn(), self._core._lock:
+            return all_or_nothing(load, (self,))
+
+    @torch.inference_mode(False)
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+        """As Python does it, while nobody changes the module."""
+        with self._core._lock:
+            new = memo[id(self)] = object.__new__(type(self))
+            new.__setstate__(deepcopy(self.__getstate__(), memo))
+            return new
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        """Pickle copies of what it holds, which stay as they are until written."""
+        with self._core._lock:
+            state = deepcopy(self.__getstate__(), {id(self): self})
+        return copyreg.__newobj__, (type(self),), state  # type: ignore[attr-defined]
 
 
 class _Snapshot:

@@ -9,9 +9,26 @@ import torch
 from torch import Tensor, nn
 
 from torch_ssgp import functional as F
-from torch_ssgp.exceptions import ShapeError
+from torch_ssgp.exceptions import ShapeError, StateError
 from torch_ssgp.functional import Posterior, PseudoObservations
-from torch_ssgp.validation import check_forget
+from torch_ssgp.validation import check_forget, expands_to
+
+# Sizes of the buffers after their batch dimensions: m inducing points and r landmarks
+# in d dimensions, p rows.
+SIZES = {
+    "inducing_points": "md",
+    "U": "pm",
+    "g": "p",
+    "residual": "",
+    "num_data": "",
+    "num_updates": "",
+    "prior_mean": "m",
+    "prior_cholesky": "mm",
+    "noise_scale": "",
+    "shared_noise": "",
+    "landmarks": "rd",
+    "jitter": "",
+}
 
 
 class PosteriorSummary(nn.Module):
@@ -215,12 +232,43 @@ class PosteriorSummary(nn.Module):
                 f"{tuple(self.g.shape)} here: the two models have different batch "
                 "shapes. Build the model with the batch_shape of the saved one."
             )
-        for name, buffer in list(self.named_buffers(recurse=False)):
-            value = state_dict.get(prefix + name)
-            if value is not None:
-                # Also where the sizes agree: caches know their buffers by identity.
-                setattr(self, name, torch.empty_like(value, device=buffer.device))
+        found = {n: state_dict[prefix + n] for n in SIZES if prefix + n in state_dict}
+        if found:
+            _check_sizes(found, prefix)
+        for name, value in found.items():
+            # Also where the sizes agree: caches know their buffers by identity.
+            setattr(self, name, torch.empty_like(value, device=self.g.device))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _check_sizes(values: dict[str, Tensor], prefix: str) -> None:
+    """Raise unless these are the buffers of one summary."""
+    missing = [prefix + name for name in SIZES if name not in values]
+    if missing:
+        raise StateError(
+            f"The state has a summary without {', '.join(missing)}; nothing was "
+            "loaded. A summary is loaded with all its tensors, or not at all."
+        )
+    batch_shape = values["g"].shape[:-1]
+    sizes: dict[str, int] = {}
+    for name, letters in SIZES.items():
+        shape = values[name].shape
+        cut = len(shape) - len(letters)
+        if name == "landmarks" and 0 in shape[cut:]:
+            continue  # none yet, of no dimension yet
+        if not (
+            cut >= 0
+            and expands_to(shape[:cut], batch_shape)
+            and all(
+                sizes.setdefault(letter, size) == size
+                for letter, size in zip(letters, shape[cut:], strict=True)
+            )
+        ):
+            raise StateError(
+                f"{prefix}{name} has shape {tuple(shape)} in the state loaded, which "
+                "does not go with the rest of the summary; nothing was loaded. Use a "
+                "state as it came from state_dict()."
+            )
 
 
 def _thin(x: Tensor, count: int) -> Tensor:

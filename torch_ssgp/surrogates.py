@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from copy import copy, deepcopy
 from dataclasses import replace
-from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -40,9 +39,9 @@ from torch_ssgp.exceptions import FactorizationError, MissingDependencyError
 from torch_ssgp.fit import Callback, UpdateResult
 from torch_ssgp.inducing import GreedyInformation, InducingPolicy
 from torch_ssgp.models import StreamingGP
-from torch_ssgp.modules import inducing_gram, variances
-from torch_ssgp.rollback import all_or_nothing
-from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.modules import inducing_gram, usable, variances
+from torch_ssgp.rollback import Whole, all_or_nothing
+from torch_ssgp.summary import SIZES, PosteriorSummary
 from torch_ssgp.validation import check_update_options
 
 try:
@@ -140,7 +139,7 @@ class _Learned(NamedTuple):
         core.summary = self.summary
 
 
-class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
+class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
     r"""A single-task BoTorch model that learns from evaluations as they arrive.
 
     It starts from the data of its constructor and takes more by :meth:`update`. While
@@ -189,6 +188,7 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
     target_squares: Tensor
     average_noise: Tensor
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         train_X: Tensor,
@@ -392,7 +392,7 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             callback=callback,
         )
         self._check_new_data(X, Y, Yvar)
-        with self.model._writing:
+        with self.model._turn():
             work = self._working_copy()
             if restandardize:
                 moments = work._moments_with(Y, forget)
@@ -449,15 +449,15 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Returns:
             What happened.
         """
-        newest = self._newest
-        if newest is None:
-            raise UnsupportedError(
-                "There are no newest data to train on: this model was loaded or "
-                "conditioned. Call update(X, Y) with the next data instead."
-            )
         core = self.model
-        y = newest.y.to(device=core.device, dtype=core.dtype)
-        with core._writing:
+        with core._turn():
+            newest = self._newest
+            if newest is None:
+                raise UnsupportedError(
+                    "There are no newest data to train on: this model was loaded or "
+                    "conditioned. Call update(X, Y) with the next data instead."
+                )
+            y = newest.y.to(device=core.device, dtype=core.dtype)
             work = self._working_copy()
             result = work._learn(
                 deepcopy(newest.summary).to(device=core.device),
@@ -532,9 +532,11 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             means: ``batch_shape x 1 x m``; the mean of all outcomes seen by default.
             stdvs: ``batch_shape x 1 x m``; their standard deviation by default.
         """
-        seen = _standardization(self.num_targets, self.target_mean, self.target_squares)
-        with self.model._writing:
+        with self.model._turn():
             work = self._working_copy()
+            seen = _standardization(
+                self.num_targets, self.target_mean, self.target_squares
+            )
             work._standardize_by(
                 seen[0] if means is None else means, seen[1] if stdvs is None else stdvs
             )
@@ -550,7 +552,6 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     def _become(self, work: SingleTaskStreamingGP) -> None:
         """Take over what a copy of this model has learned, all of it or nothing."""
-        core = self.model
 
         @torch.no_grad()
         def change() -> None:
@@ -563,7 +564,7 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
             self._newest = work._newest
             self._sync_noise()
 
-        with core._lock:
+        with self.model._lock:
             all_or_nothing(change, [self])
 
     def _absorb(
@@ -581,6 +582,8 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 "The noise variances are missing, but the model has known noise; pass "
                 f"them for Y, of shape {tuple(Y.shape)}."
             )
+        X, Y = usable(X.detach()), usable(Y.detach())
+        Yvar = None if Yvar is None else usable(Yvar.detach())
         moments = self._moments_with(Y, forget)
         before = deepcopy(self.model.summary)
         with torch.no_grad():
@@ -901,11 +904,12 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         def outputs_last(value: Tensor) -> Tensor:
             return value.mT if self._num_outputs > 1 else value.unsqueeze(-1)
 
-        return self._condition(
-            self.transform_inputs(X),
-            outputs_last(targets),
-            None if noise is None else outputs_last(noise),
-        )
+        with self.model._lock:
+            return self._condition(
+                self.transform_inputs(X),
+                outputs_last(targets),
+                None if noise is None else outputs_last(noise),
+            )
 
     def _condition(
         self,
@@ -957,7 +961,10 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Args:
             idcs: The outputs to keep.
         """
-        chosen = self._output_indices(idcs)
+        with self.model._lock:
+            return self._subset_output(self._output_indices(idcs))
+
+    def _subset_output(self, chosen: list[int]) -> SingleTaskStreamingGP:
         if chosen == list(range(self._num_outputs)):
             return deepcopy(self)
         core = _select_outputs(
@@ -984,7 +991,7 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     # -- copies and states ----------------------------------------------------------
 
-    def load_state_dict(
+    def load_state_dict(  # type: ignore[override]
         self,
         state_dict: Any,
         strict: bool = True,
@@ -1002,11 +1009,13 @@ class SingleTaskStreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 loaded, since the summary is in their units.
             assign: See ``torch.nn.Module.load_state_dict``.
         """
-        load = partial(nn.Module.load_state_dict, self, state_dict, strict, assign)
-        result = all_or_nothing(load, (self,))
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """The newest data are none of a state; the noise shown is the one loaded."""
+        super()._load_from_state_dict(*args, **kwargs)
         self._newest = None
         self._sync_noise()
-        return result
 
 
 # -- data ---------------------------------------------------------------------------
@@ -1162,23 +1171,12 @@ def _select_outputs(
     new = core._copy()
     for module in (new.mean_module, new.covar_module, new.likelihood):
         _select_parameters(module, parameter_batch, chosen)
-    # The number of dimensions of each buffer that are not batch dimensions.
-    dims = {
-        "inducing_points": 2,
-        "U": 2,
-        "g": 1,
-        "residual": 0,
-        "prior_mean": 1,
-        "prior_cholesky": 2,
-        "noise_scale": 0,
-        "landmarks": 2,
-    }
     tail = (len(chosen),) if len(chosen) > 1 else ()
     new.batch_shape = torch.Size((*core.batch_shape[:-1], *tail))
     new.summary = PosteriorSummary(new.batch_shape)
     # Not a deepcopy: buffers of a fantasy may carry gradients.
     for name, value in core.summary.named_buffers():
-        num_dims = dims.get(name, value.ndim)
+        num_dims = len(SIZES[name])
         if value.ndim > num_dims and value.size(-1 - num_dims) == m:
             value = _select(value, -1 - num_dims, chosen)
         setattr(new.summary, name, value)
