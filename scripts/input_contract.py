@@ -180,6 +180,7 @@ CONTRACT: dict[str, tuple[tuple[str, ...], list[str]]] = {
             "model.update(x, y, inducing_points=x.double())",
             "model.update(x, y, inducing_points=nan * x)",
             "StreamingGP(kernels.RBFKernel(ard_num_dims=3)).update(x, y)",
+            "StreamingGP(kernels.RFFKernel(5)).update(x, y)",
             "StreamingGP(kernels.RBFKernel(active_dims=[2])).update(x, y)",
             "StreamingGP(kernels.RBFKernelGrad()).update(x, y)",
             "StreamingGP(kernel, mean_module=means.LinearMean(3)).update(x, y)",
