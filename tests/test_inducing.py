@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 
+import numpy
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
@@ -413,3 +414,30 @@ def test_single_points_with_learning():
         result = model.update(x, y, num_steps=5)
         assert bool(torch.isfinite(result.bound))
     assert model.summary.num_data == 40
+
+
+@pytest.mark.parametrize("when", ["choose", "revise"])
+def test_an_update_refuses_a_choice_that_cannot_be_used(when):
+    class Bad(KeepOld):
+        def __call__(self, candidates):
+            return None if when == "choose" else super().__call__(candidates)
+
+        def revise(self, candidates, z, loss):
+            return math.nan * z
+
+    model, x = make_model(Bad()), draw(20, 1)
+    with pytest.raises(InputError, match="The choice of Bad"):
+        model.update(x, x[:, 0], num_steps=0)
+    assert model.summary.is_empty
+
+
+def test_the_warning_speaks_of_the_tolerance_where_there_is_room():
+    model, x = make_model(AdaptiveBudget(0.9), 20, lengthscale=0.05), draw(60, 1)
+    with pytest.warns(BudgetWarning, match="Lower tolerance"):
+        result = model.update(x, torch.sin(20 * x[:, 0]), num_steps=0)
+    assert result.num_inducing < 20
+
+
+def test_numbers_of_steps_may_be_numpys():
+    model, x = make_model(num_inducing=numpy.int64(5)), draw(20, 1)
+    assert model.update(x, x[:, 0], num_steps=numpy.int64(3)).num_steps == 3

@@ -121,7 +121,6 @@ class StreamingObjective(nn.Module):
 
     z: nn.Parameter
     settled: bool = True  # what is not learned by gradients has converged
-    coupled: bool = False  # whether streams are classes that share their data
 
     def __init__(
         self,
@@ -145,6 +144,11 @@ class StreamingObjective(nn.Module):
         self.landmarks = landmarks if remembers else None
         self.blur_before: Tensor | None = None
         self.loss_before: Tensor | None = None  # nats, at the first call of `total`
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the last batch dimension is classes that share their data."""
+        return False
 
     def noises(self) -> tuple[Tensor, Tensor]:
         """Noise of the new data ``(*batch, n)`` and noise scale ``(*batch,)``."""
@@ -637,6 +641,7 @@ def _lbfgs(ascent: _Ascent, num_steps: int, lr: float, _: float) -> bool:
         return torch.where(torch.isfinite(loss), loss, math.inf)
 
     optimizer.step(closure)
+    ascent.last = ascent.best[-1]  # a line search may end with a look too far
     state = optimizer.state[ascent.etas[0]]
     return state["n_iter"] < num_steps and state["func_evals"] < max_eval
 

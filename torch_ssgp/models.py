@@ -133,7 +133,7 @@ class StreamingGP(Whole, GP):
     ) -> None:
         super().__init__()
         check.check_module(covar_module, "covar_module", Kernel, "RBFKernel()")
-        check.check_positive_int(num_inducing, "num_inducing")
+        num_inducing = check.check_positive_int(num_inducing, "num_inducing")
         check.check_alpha(alpha)
         batch_shape = check.check_batch_shape(batch_shape)
         if likelihood is None:
@@ -226,7 +226,7 @@ class StreamingGP(Whole, GP):
         z_given = self._check_inducing_points(inducing_points, data.x)
         past = self.summary.discount(forget)
         evidence_before = self._evidence(past)
-        every = int(learn_hyperparameters)
+        every, num_steps = int(learn_hyperparameters), int(num_steps)
         learn = partial(
             self._learn,
             data,
@@ -278,7 +278,9 @@ class StreamingGP(Whole, GP):
             warnings.warn(_ADVICE[learned.status], NumericalWarning, stacklevel=3)
         is_large = loss > LARGE_LOSS * data.y.size(-1)
         if z_given is None and bool(is_large.any()):
-            warnings.warn(_TOO_FEW.format(num_inducing), BudgetWarning, stacklevel=3)
+            advice = self.inducing_policy.advice(num_inducing, self.num_inducing)
+            text = _TOO_FEW.format(num_inducing, advice)
+            warnings.warn(text, BudgetWarning, stacklevel=3)
         self._commit(objective, learned.state)
         return result
 
@@ -715,6 +717,7 @@ class StreamingGP(Whole, GP):
     @breakdowns()
     def _choose(self, objective: StreamingObjective) -> Tensor:
         z = self.inducing_policy(self._candidates(objective))
+        check.check_choice(z, self.inducing_policy, objective.data.x)
         return merge_duplicates(objective.kernel, z, objective.jitter)
 
     def _revise(self, objective: StreamingObjective, loss: Tensor) -> bool:
@@ -722,6 +725,8 @@ class StreamingGP(Whole, GP):
         z = objective.z.detach()
         candidates = self._candidates(objective)
         revised = self.inducing_policy.revise(candidates, z, loss)
+        if revised is not z:
+            check.check_choice(revised, self.inducing_policy, objective.data.x)
         revised = merge_duplicates(objective.kernel, revised, objective.jitter)
         if revised is not z:
             objective.start_at(revised)
@@ -939,8 +944,8 @@ class Learned(NamedTuple):
 # The same text for the same number: Python shows a warning once for each text.
 _TOO_FEW = (
     f"An update lost more than {LARGE_LOSS} nats per new datum by projecting data and "
-    "past on {} inducing points, see UpdateResult.projection_loss. Raise num_inducing, "
-    "or max_inducing of the inducing_policy, to keep what is lost."
+    "past on {} inducing points, see UpdateResult.projection_loss. {} to keep what is "
+    "lost."
 )
 _ADVICE = {
     "last_iterate": (
