@@ -57,8 +57,8 @@ class Case(NamedTuple):
     Attributes:
         make: From a seed and the directory of the data to the stream.
         num_inducing: Budget of inducing points.
-        seeded: Whether the data depend on the seed; otherwise only policies that
-            draw random numbers are repeated.
+        seeded: Whether the data depend on the seed; otherwise other seeds are other
+            roundings of the targets, see :func:`streams.rounded`, with one batch model.
     """
 
     make: Make
@@ -189,8 +189,7 @@ def run(
         for policy in [BATCH, *POLICIES]
         if not only_policies or policy in only_policies
         for seed in range(num_seeds)
-        # Without random numbers another seed is the same run.
-        if seed == 0 or case.seeded or policy == "RandomReplace"
+        if seed == 0 or case.seeded or policy != BATCH
     ]
     for name, policy, seed in tqdm([job for job in jobs if job not in read(out)]):
         case = CASES[name]
@@ -198,6 +197,7 @@ def run(
         if policy == BATCH:
             result = run_batch(stream, case.num_inducing)
         else:
+            stream = stream if case.seeded else streams.rounded(stream, seed)
             chosen = POLICIES[policy](seed)
             result = run_stream(stream, case.num_inducing, chosen)
         key = {"stream": name, "policy": policy, "seed": seed}
@@ -246,13 +246,22 @@ def table(rows: list[Row]) -> list[Row]:
                     "budget": case.num_inducing,
                     **{key: _median(runs, key) for key in ("M", "RMSE", "MLL")},
                     "RMSE / batch": middle.ratio,
+                    "from, to": _range([each.ratio for each in gaps], ".3f"),
                     "MLL - batch": middle.difference,
+                    "from, to ": _range([each.difference for each in gaps], "+.3f"),
                     NEAR: "yes" if all(middle.near) else "no",
                     **({SECONDS: _median(runs, "cpu_seconds")} if timed else {}),
                     "failures": sum(bool(row["failure"]) for row, _ in runs),
                 }
             )
     return lines
+
+
+def _range(values: list[float], form: str) -> str:
+    """Smallest and largest of several values."""
+    if len(values) < 2:
+        return "–"
+    return f"{min(values):{form}}, {max(values):{form}}"
 
 
 def _median(runs: list[tuple[Row, Row]], key: str) -> float | str:
@@ -428,7 +437,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--data-dir", type=Path, help="where the UCI files are")
     parser.add_argument(
-        "--seeds", type=int, default=3, help="repetitions of what is random (3)"
+        "--seeds", type=int, default=3, help="splits, draws or roundings (3)"
     )
     parser.add_argument("--streams", nargs="*", choices=[*CASES], help="only these")
     parser.add_argument(

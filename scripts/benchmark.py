@@ -198,7 +198,10 @@ Cost of choosing them, in units of one gradient step of the inner loop:
 Written by `scripts/benchmark.py policies`: what each policy ends with, against batch
 sparse regression of the same size (all training data at once, all inducing points free,
 50 steps of Adam and at most {steps} of L-BFGS). `budget` is the number of inducing
-points allowed, `M` what was used in the end. All streams:
+points allowed, `M` what was used in the end. Another seed is another split or draw;
+where a stream has none, targets that differ by roundings of 1e-12: a greedy choice may
+tip over by a rounding, and where the budget is used up the ends then differ by far
+more. Lines with several seeds have medians and ranges. All streams:
 
 {ranking}
 

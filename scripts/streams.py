@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -104,6 +104,32 @@ class Stream:
 
     def __len__(self) -> int:
         return len(self.batches)
+
+
+ROUNDING = 1e-12  # relative, of targets
+
+
+def rounded(stream: Stream, seed: int) -> Stream:
+    """The stream with targets that differ by roundings; as it is for seed zero.
+
+    A greedy choice may tip over by a rounding, and what follows is another run: where
+    a budget is used up, the ends show how far that reaches.
+
+    Args:
+        stream: Any stream.
+        seed: Which roundings.
+
+    Returns:
+        A stream with the same inputs and the same tests.
+    """
+    if seed == 0:
+        return stream
+    gen = _generator(seed)
+    batches = [
+        (x, y * (1 + ROUNDING * torch.randn(y.shape, generator=gen, dtype=y.dtype)))
+        for x, y in stream.batches
+    ]
+    return replace(stream, batches=batches)
 
 
 # --------------------------------------------------------------------- real data

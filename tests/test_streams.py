@@ -225,3 +225,13 @@ def test_thin_and_max_test_make_a_stream_smaller():
     assert len(stream.y_train) == 3_000 and len(stream.y_test) == 100
     assert_first_batch_is_standardised(stream)
     assert stream.x_test.max() == 10
+
+
+def test_roundings_change_targets_and_nothing_else() -> None:
+    stream = streams.growing_range(seed=0)
+    assert streams.rounded(stream, 0) is stream
+    other = streams.rounded(stream, 1)
+    assert torch.equal(other.x_train, stream.x_train)
+    assert not torch.equal(other.y_train, stream.y_train)
+    torch.testing.assert_close(other.y_train, stream.y_train, rtol=1e-11, atol=0)
+    assert torch.equal(other.y_test, stream.y_test)

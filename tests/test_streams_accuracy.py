@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 import torch
 
 import streams
 from baselines import Streaming, normal_scores
+from verdicts import MARGIN, RATIO
 
 # Figures for this stream are usually given in units of the spread of the first 1,000
 # time steps; the stream is in units of its first batch, the first 2,000. In the usual
@@ -15,22 +18,29 @@ VALUES = streams.pseudo_periodic_values()
 UNIT = VALUES[:2000:2].std() / VALUES[:1000].std()
 
 
-def scores(num_inducing, **options):
+def scores(num_inducing, seed=0, **options):
     """What updates over the stream end with."""
-    stream = streams.pseudo_periodic()
+    stream = streams.rounded(streams.pseudo_periodic(), seed)
     method = Streaming(1, num_inducing, **options)
     for x, y in stream.batches:
         method.update(x, y)
     return normal_scores(*method.predict(stream.x_test), stream.y_test)
 
 
-@pytest.mark.parametrize(
-    "num_inducing, rmse, mll", [(100, 0.145, 0.52), (200, 0.001, 3.0)]
-)
-def test_default_settings_reach_batch_inference(num_inducing, rmse, mll):
-    row = scores(num_inducing)
-    assert row["RMSE"] * UNIT <= rmse
-    assert row["MLL"] - torch.log(UNIT) >= mll
+def test_default_settings_follow_the_stream_with_enough_points():
+    row = scores(200)
+    assert row["RMSE"] * UNIT <= 0.001
+    assert row["MLL"] - torch.log(UNIT) >= 3.0
+
+
+def test_default_settings_reach_batch_inference_with_too_few_points():
+    # A hundred points are too few for the last quarter: the model has to give up the
+    # ripples it followed and take them for noise. By then a rounding of the targets
+    # decides which points it has, so one run says little: RMSE 0.143 to 0.16.
+    rows = [scores(100, seed) for seed in (1, 2, 3)]
+    middle = {name: median(row[name] for row in rows) for name in ("RMSE", "MLL")}
+    assert middle["RMSE"] * UNIT <= RATIO * 0.143
+    assert middle["MLL"] - torch.log(UNIT) >= 0.527 - MARGIN
 
 
 @pytest.mark.parametrize("options", [{"share_noise": False}, {"alpha": 0.5}])
