@@ -787,6 +787,16 @@ def test_a_state_stays_when_the_model_goes_on():
     )
 
 
+def test_a_pickle_keeps_what_others_share_with_the_model():
+    model = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=5)
+    optimizer = torch.optim.Adam(model.parameters())
+    model, optimizer, kernel = pickle.loads(
+        pickle.dumps((model, optimizer, model.covar_module))
+    )
+    assert model.covar_module is kernel
+    assert optimizer.param_groups[0]["params"][0] is next(model.parameters())
+
+
 def test_copies_and_pickles_keep_the_posterior():
     model, x, _ = _trained()
     before = model(x)  # fills the cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import partial
@@ -98,12 +97,6 @@ class Whole:
             new = memo[id(self)] = object.__new__(type(self))
             new.__setstate__(deepcopy(self.__getstate__(), memo))
             return new
-
-    def __reduce_ex__(self: Any, protocol: Any) -> Any:
-        """Pickle copies of what it holds, which stay as they are until written."""
-        with self._core._lock:
-            state = deepcopy(self.__getstate__(), {id(self): self})
-        return copyreg.__newobj__, (type(self),), state  # type: ignore[attr-defined]
 
 
 class _Snapshot:
