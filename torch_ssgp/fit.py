@@ -457,6 +457,7 @@ class _Ascent:
             eta.shape[: len(batch)] == batch for eta in self.etas
         )
         self.batch = batch if independent else torch.Size()
+        self.best_etas = [eta.detach().clone() for eta in self.etas]
         self.trace: list[Tensor] = []
         self.best: list[Tensor] = []
 
@@ -501,13 +502,11 @@ class _Ascent:
 
     def _remember(self, score: Tensor) -> None:
         self.last = score
-        if not self.best:
-            self.best_etas = [eta.detach().clone() for eta in self.etas]
-            self.best.append(torch.full_like(score, -torch.inf))
-        better = (score > self.best[-1]) & torch.isfinite(score)
+        previous = self.best[-1] if self.best else torch.full_like(score, -torch.inf)
+        better = (score > previous) & torch.isfinite(score)
         for best, eta in zip(self.best_etas, self.etas, strict=True):
             best.copy_(_choose(better, eta.detach(), best))
-        self.best.append(torch.where(better, score, self.best[-1]))
+        self.best.append(torch.where(better, score, previous))
 
     def report(self) -> None:
         """Tell what the bound is after a step."""
@@ -583,6 +582,7 @@ def maximize(
     bar = _progress_bar(num_steps) if progress else None
     ascent = _Ascent(objective, variables, _chain(callback, bar), trust_region)
     _jump(ascent)
+    ascent.best_etas = [eta.detach().clone() for eta in ascent.etas]
     run = {"adam": _adam, "lbfgs": _lbfgs}[optimizer]
     try:
         converged = run(ascent, num_steps, lr or LEARNING_RATES[optimizer], tolerance)
