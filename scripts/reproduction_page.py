@@ -284,6 +284,9 @@ def timeseries_differences(cells: Cells) -> str:
     return bullets(
         verdict if ran else "",
         *compare_reasons(every),
+        "One run each. Where inducing points are used up, roundings of the targets "
+        "decide which ones a stream has, and with them how it ends: the table of "
+        "policies in [benchmarks](benchmarks.md) has the range of several.",
         "The audio signal is not the paper's. Seconds are those of another machine and "
         "other code; only their order can be compared.",
     )
