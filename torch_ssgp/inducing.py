@@ -21,7 +21,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from torch_ssgp.exceptions import ArgumentError, Breakdown
-from torch_ssgp.functional import PseudoObservations, matvec, squared_norm
+from torch_ssgp.functional import PseudoObservations, matvec
 from torch_ssgp.modules import inducing_gram, variances
 from torch_ssgp.validation import (
     check_module,
@@ -159,12 +159,7 @@ class GreedyPolicy(InducingPolicy):
 
     Args:
         max_candidates: New inputs beyond this number are thinned out evenly.
-
-    Attributes:
-        needs_h: Whether :meth:`score` looks at ``h``, which takes most of the time.
     """
-
-    needs_h = True
 
     def __init__(self, max_candidates: int = 1000) -> None:
         self.max_candidates = check_positive_int(max_candidates, "max_candidates")
@@ -231,23 +226,21 @@ class GreedyPolicy(InducingPolicy):
         """Indices ``(*batch, m)`` in order of choice, and the loss ``t`` after each."""
         num_old = U.size(-1)
 
-        def gram_weight(c: Tensor) -> Tensor:  # Wᵀ W c
-            old, new = c[..., :num_old], c[..., num_old:]
-            return torch.cat([matvec(U.mT, matvec(U, old)), weight * new], -1)
+        def gram_weight(V: Tensor) -> Tensor:  # Wᵀ W V
+            old, new = V[..., :num_old, :], V[..., num_old:, :]
+            return torch.cat([U.mT @ (U @ old), weight.unsqueeze(-1) * new], -2)
 
         e = K.diagonal(dim1=-2, dim2=-1).clone()  # diagonal of E
         is_new = torch.arange(e.size(-1), device=e.device) >= num_old
         # An old point can always be told apart; a new one if jitter does not hide it.
         floor = 3 * jitter * is_new
         loyalty = 1.0 if num_old >= num_inducing else torch.where(is_new, 1.0, LOYALTY)
-        UK = U @ K[..., :num_old, :]
-        h = squared_norm(UK, -2)  # diagonal of E Wᵀ W E
-        h = h + matvec(K[..., num_old:, :].square().mT, weight)
+        WK = gram_weight(K)
+        h = (K * WK).sum(-2)  # diagonal of E Wᵀ W E
         # New data are observed without jitter, unless they are inducing points.
         excess = jitter * torch.cat([torch.zeros_like(e[..., :num_old]), weight], -1)
-        t = (UK[..., :num_old] * U).sum((-2, -1))  # tr W E Wᵀ
-        t = t + (weight * e[..., num_old:]).sum(-1) - excess.sum(-1)
-        rows = K.new_zeros(*K.shape[:-2], num_inducing, K.size(-1))
+        t = WK.diagonal(dim1=-2, dim2=-1).sum(-1) - excess.sum(-1)
+        columns = K.new_zeros(*K.shape[:-1], num_inducing)
         chosen, losses, useful = [], [], []
         for k in range(num_inducing):
             score = self.score(e, h.clamp_min(0)) * loyalty
@@ -259,25 +252,22 @@ class GreedyPolicy(InducingPolicy):
                     done = done | (t <= enough)
                 if bool(done.all()):
                     break
-            C = rows[..., :k, :]  # E = K - Cᵀ C
-            at_j = j.unsqueeze(-1)
-            K_j = K.gather(-2, at_j.expand(*K.shape[:-2], 1, K.size(-1))).squeeze(-2)
-            C_j = C.gather(-1, at_j.expand(*C.shape[:-1], 1)).squeeze(-1)
+            C = columns[..., :k]
+            column = K.gather(-1, j.unsqueeze(-2).expand(*K.shape[:-1], 1)).squeeze(-1)
+            row_j = C.gather(-2, j.unsqueeze(-1).expand(*C.shape[:-2], 1, k))
             pivot = e.gather(-1, j).clamp_min(1e-300)
-            c = (K_j - matvec(C.mT, C_j)) / pivot.sqrt()
-            v = gram_weight(c)
+            c = (column - (C @ row_j.mT).squeeze(-1)) / pivot.sqrt()
+            v = gram_weight(c.unsqueeze(-1)).squeeze(-1)
             cv = (c * v).sum(-1, keepdim=True)
-            if self.needs_h:
-                Ev = matvec(K, v) - matvec(C.mT, matvec(C, v))
-                h = h + c * (c * cv - 2 * Ev)
+            Ev = matvec(K, v) - matvec(C, matvec(C.mT, v))
+            h = h - 2 * c * Ev + c.square() * cv
             e = (e - c.square()).scatter(-1, j, 0.0)
-            is_useful = best > -torch.inf
-            gain = torch.where(is_useful, cv - excess.gather(-1, j), 0)
+            gain = torch.where(best > -torch.inf, cv - excess.gather(-1, j), 0)
             t = (t - gain.squeeze(-1)).clamp_min(0)
-            rows[..., k, :] = c
+            columns[..., k] = c
             chosen.append(j)
             losses.append(t)
-            useful.append(is_useful)
+            useful.append(best > -torch.inf)
         # Steps after the last useful candidate chose copies of what is already there.
         count = 0
         if useful:
@@ -299,8 +289,6 @@ class GreedyVariance(GreedyPolicy):
     Args:
         max_candidates: New inputs beyond this number are thinned out evenly.
     """
-
-    needs_h = False
 
     def score(self, e: Tensor, h: Tensor) -> Tensor:
         """The unexplained variance."""
