@@ -37,7 +37,7 @@ def test_default_settings_follow_the_stream_with_enough_points():
 def test_default_settings_reach_batch_inference_with_too_few_points():
     # A hundred points are too few for the last quarter: the model has to give up the
     # ripples it followed and take them for noise. By then a rounding of the targets
-    # decides which points it has, so one run says little: RMSE 0.143 to 0.16.
+    # decides which points it has, so one run says little: see docs/benchmarks.md.
     rows = [scores(100, seed) for seed in (1, 2, 3)]
     middle = {name: median(row[name] for row in rows) for name in ("RMSE", "MLL")}
     assert middle["RMSE"] * UNIT <= RATIO * 0.143
