@@ -3,10 +3,12 @@
     python scripts/benchmark.py core       cost of an update against its floor
     python scripts/benchmark.py choice     cost of choosing inducing points
     python scripts/benchmark.py policies   streams x policies x seeds; takes hours
+    python scripts/benchmark.py memory     streams x memory sizes x seeds; takes hours
     python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
     python scripts/benchmark.py report     docs/benchmarks.md from what was written
 
-``policies`` and ``bayesopt`` take the arguments of ``scripts/bench_policies.py`` and
+``policies``, ``memory`` and ``bayesopt`` take the arguments of
+``scripts/bench_policies.py``, ``scripts/bench_memory.py`` and
 ``scripts/bench_bayesopt.py``, see ``policies --help``. Accuracy on the streams of the
 paper: ``scripts/reproduce.py``.
 
@@ -174,8 +176,12 @@ def choice(repeats: int = 15) -> list[Row]:
 
 
 COMMANDS = {"core": core, "choice": choice}
-# Scripts with a command line of their own; the second needs the extra botorch.
-OTHERS = {"policies": "bench_policies", "bayesopt": "bench_bayesopt"}
+# Scripts with a command line of their own; the last needs the extra botorch.
+OTHERS = {
+    "policies": "bench_policies",
+    "memory": "bench_memory",
+    "bayesopt": "bench_bayesopt",
+}
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = """# Benchmarks
 

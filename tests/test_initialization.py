@@ -9,7 +9,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 
 from torch_ssgp import StreamingGP
-from torch_ssgp.initialization import initialize_from_data
+from torch_ssgp.update.initialization import initialize_from_data
 
 
 def modules(kernel=None, **options):

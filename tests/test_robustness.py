@@ -31,7 +31,7 @@ from torch_ssgp.exceptions import (
 from torch_ssgp.fit import CHECK_EVERY, StreamingObjective
 from torch_ssgp.multioutput import MultiOutputGP
 from torch_ssgp.prediction import Predictor
-from torch_ssgp.sites import SiteObjective
+from torch_ssgp.update.sites import SiteObjective
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.surrogates import SingleTaskStreamingGP
 

@@ -25,7 +25,7 @@ from torch_ssgp import StreamingGP, exceptions, settings
 from torch_ssgp.fit import NewData, StreamingObjective
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.likelihoods import expected_log_prob, softmax_bound
-from torch_ssgp.sites import SiteObjective, basis
+from torch_ssgp.update.sites import SiteObjective, basis
 
 JITTER = 1e-6
 

@@ -33,7 +33,6 @@ through the rooms once:
 """
 
 from torch_ssgp import exceptions, settings
-from torch_ssgp.fit import UpdateResult
 from torch_ssgp.inducing import (
     AdaptiveBudget,
     AllocatorPolicy,
@@ -44,10 +43,12 @@ from torch_ssgp.inducing import (
     KeepOld,
     RandomReplace,
 )
+from torch_ssgp.memory import Memory
 from torch_ssgp.mlls import StreamingELBO
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.multioutput import MultiOutputGP
 from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.update import Status, UpdateOptions, UpdateResult
 from torch_ssgp.variational import (
     IndependentMultitaskStreamingStrategy,
     LMCStreamingStrategy,
@@ -64,12 +65,15 @@ __all__ = [
     "InducingPolicy",
     "KeepOld",
     "LMCStreamingStrategy",
+    "Memory",
     "MultiOutputGP",
     "PosteriorSummary",
     "RandomReplace",
+    "Status",
     "StreamingELBO",
     "StreamingGP",
     "StreamingVariationalStrategy",
+    "UpdateOptions",
     "UpdateResult",
     "exceptions",
     "settings",

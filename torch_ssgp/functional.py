@@ -47,6 +47,22 @@ class PseudoObservations(NamedTuple):
     rho: Tensor
     n: Tensor
 
+    def discount(self, power: float) -> PseudoObservations:
+        r"""The past with its likelihood raised to a power.
+
+        Args:
+            power: :math:`\lambda` in (0, 1]; 1 forgets nothing.
+
+        Returns:
+            :math:`(\sqrt\lambda U, \sqrt\lambda g, \lambda \rho, \lambda n)`.
+        """
+        if power == 1:
+            return self
+        root = power**0.5
+        return PseudoObservations(
+            root * self.U, root * self.g, power * self.rho, power * self.n
+        )
+
 
 class PriorBlocks(NamedTuple):
     """The prior at the points of one update; jitter is already in it.
@@ -60,8 +76,6 @@ class PriorBlocks(NamedTuple):
         m_b: ``(*batch, m_b)``, prior mean at the new inducing points.
         m_f: ``(*batch, n)``, at the new data.
         m_a: ``(*batch, m_a)``, at the old inducing points.
-        K_br: ``(*batch, m_b, r)``, with the function at landmarks, if there are any.
-        k_rr: ``(*batch, r)``, the prior variance there.
     """
 
     K_bb: Tensor
@@ -72,8 +86,6 @@ class PriorBlocks(NamedTuple):
     m_b: Tensor
     m_f: Tensor
     m_a: Tensor
-    K_br: Tensor | None = None
-    k_rr: Tensor | None = None
 
 
 class Projection(NamedTuple):
@@ -85,10 +97,8 @@ class Projection(NamedTuple):
         r: ``(*batch, rows)``, residuals from the prior mean.
         loss: ``(*batch,)``, :math:`t`: what the projection on ``Z_b`` loses.
         rho: ``(*batch,)``, residual carried over, plus
-            :math:`s \sum_i \log(\sigma_i^2 / s)` of the new rows.
+            :math:`s \sum_i \lambda_i \log(\sigma_i^2 / s)` of the new rows.
         n: ``()``, number of data behind all rows.
-        blur: ``(*batch,)``, average prior variance at the landmarks that ``b`` does
-            not explain, if there are landmarks.
     """
 
     L: Tensor
@@ -97,7 +107,6 @@ class Projection(NamedTuple):
     loss: Tensor
     rho: Tensor
     n: Tensor
-    blur: Tensor | None = None
 
 
 class Posterior(NamedTuple):
@@ -151,6 +160,7 @@ def project(
     noise: Tensor | None,
     s: Tensor,
     alpha: float = 0.0,
+    weight: Tensor | None = None,
 ) -> Projection:
     r"""Write new data and past as one regression on ``b``.
 
@@ -159,7 +169,7 @@ def project(
         t = \mathrm{tr}\, W (K_{ff} - Q_{ff}) W
             + \mathrm{tr}\, U (K_{aa} - Q_{aa}) U^\top,
 
-    with :math:`W = \mathrm{diag}(\sqrt{s / \sigma_i^2})`. For Power-EP
+    with :math:`W = \mathrm{diag}(\sqrt{\lambda_i s / \sigma_i^2})`. For Power-EP
     (:math:`\alpha > 0`) both blocks are whitened by
 
     .. math::
@@ -178,24 +188,26 @@ def project(
         s: ``(*batch,)``, noise scale of the rows: the observation noise when it is
             shared with the past, one in site form.
         alpha: Power of Power-EP; 0 is the variational bound.
+        weight: ``(n,)``, :math:`\lambda_i`, powers of the likelihood of each datum,
+            below one for those that are being forgotten; ``None`` for ones.
 
     Returns:
         The rows, and what was lost.
     """
     L = cholesky(prior.K_bb)
-    blocks = [prior.K_bf, prior.K_ba]
-    if prior.K_br is not None:
-        blocks.append(prior.K_br)
-    A = solve_lower(L, torch.cat(blocks, -1))
-    A_f, A_a, *A_r = A.split([block.size(-1) for block in blocks], -1)
-    blur = None
-    if prior.k_rr is not None:
-        blur = (prior.k_rr - squared_norm(A_r[0], -2)).mean(-1)
+    A = solve_lower(L, torch.cat([prior.K_bf, prior.K_ba], -1))
+    A_f, A_a = A.split([prior.K_bf.size(-1), prior.K_ba.size(-1)], -1)
     r_f, lost_f, rho = y - prior.m_f, prior.k_ff - squared_norm(A_f, -2), past.rho
+    w = None
     if noise is not None:
-        w = (s.unsqueeze(-1) / noise).sqrt().expand(y.shape)
-        A_f, r_f, lost_f = A_f * w.unsqueeze(-2), r_f * w, lost_f * w.square()
-        rho = rho - 2 * s * w.log().sum(-1)
+        w = (s.unsqueeze(-1) / noise).expand(y.shape)
+        logs = w.log() if weight is None else weight * w.log()
+        rho = rho - s * logs.sum(-1)
+    if weight is not None:
+        w = weight if w is None else weight * w
+    if w is not None:
+        root = w.sqrt()
+        A_f, r_f, lost_f = A_f * root.unsqueeze(-2), r_f * root, lost_f * w
 
     G = A_a @ past.U.mT
     r_a = past.g - matvec(past.U, prior.m_a)
@@ -222,8 +234,7 @@ def project(
         r=torch.cat([r_f, r_a], -1),
         loss=loss,
         rho=rho,
-        n=past.n + y.size(-1),
-        blur=blur,
+        n=past.n + (y.size(-1) if weight is None else weight.sum()),
     )
 
 
@@ -354,7 +365,11 @@ def recall(past: PseudoObservations, L: Tensor, m_a: Tensor) -> Projection:
 
 
 def observe(
-    past: PseudoObservations, y: Tensor, noise: Tensor, s: Tensor
+    past: PseudoObservations,
+    y: Tensor,
+    noise: Tensor,
+    s: Tensor,
+    weight: Tensor | None = None,
 ) -> PseudoObservations:
     r"""The past with new observations of points that join the inducing points.
 
@@ -366,12 +381,15 @@ def observe(
         y: ``(*batch, n)`` targets at ``x``.
         noise: ``(*batch, n)`` or broadcastable noise variances.
         s: ``(*batch,)`` noise scale of the rows.
+        weight: ``(n,)``, powers of the likelihood of each datum; ``None`` for ones.
 
     Returns:
         Pseudo-observations at ``[Z_a; x]``.
     """
-    w = (s.unsqueeze(-1) / noise).sqrt()
+    w = s.unsqueeze(-1) / noise
     w = w.expand(*w.shape[:-1], y.size(-1))
+    logs = w.log() if weight is None else weight * w.log()
+    w = (w if weight is None else weight * w).sqrt()
     W = torch.diag_embed(w)
     U, W = broadcast_matrices(past.U, W)
     upper = torch.cat([U, U.new_zeros(*U.shape[:-1], W.size(-1))], -1)
@@ -380,8 +398,8 @@ def observe(
     return PseudoObservations(
         U=torch.cat([upper, lower], -2),
         g=torch.cat([g, wy], -1),
-        rho=past.rho - 2 * s * w.log().sum(-1),
-        n=past.n + y.size(-1),
+        rho=past.rho - s * logs.sum(-1),
+        n=past.n + (y.size(-1) if weight is None else weight.sum()),
     )
 
 

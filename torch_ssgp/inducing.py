@@ -1,9 +1,9 @@
-r"""Policies that choose the next inducing points from the old ones and the new data.
+r"""Policies that choose inducing points among the points of the memory and new inputs.
 
-The choice is made among :math:`Z_a \cup x`, before the inner loop. What it costs is
+The choice is made among :math:`Z_s \cup x`, before the inner loop. What it costs is
 measured in nats: with :math:`E = K - Q` the prior covariance of all candidates that the
 chosen points leave unexplained, and :math:`W` the rows that observe the candidates
-(``U`` of the past, the new data),
+(``U`` of the past, the data),
 
 .. math:: t / 2s = \mathrm{tr}\, W E W^\top / 2s
 
@@ -21,8 +21,13 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from torch_ssgp.exceptions import ArgumentError, Breakdown
-from torch_ssgp.functional import PseudoObservations, matvec
-from torch_ssgp.modules import inducing_gram, variances
+from torch_ssgp.functional import (
+    PseudoObservations,
+    cholesky,
+    matvec,
+    solve_lower,
+)
+from torch_ssgp.modules import inducing_gram, same_points, variances
 from torch_ssgp.validation import (
     check_module,
     check_positive_int,
@@ -30,10 +35,6 @@ from torch_ssgp.validation import (
     kind_of,
 )
 
-# While there is room, a new point comes before an old one if it serves so many times
-# better. Otherwise points of equal use would take turns, and every turn projects the
-# past. Without room every point has to be worth its place.
-LOYALTY = 3.0
 CHECK_EVERY = 10  # choices between two looks at what is left: a device waits there
 
 
@@ -43,18 +44,21 @@ class Candidates(NamedTuple):
     Attributes:
         kernel: Prior covariance with the hyperparameters known so far.
         z_a: ``(*batch, m_a, d)`` old inducing points.
-        past: Pseudo-observations at ``z_a``.
-        x: ``(*batch, n, d)`` new inputs.
-        weight: ``(*batch, n)``, precision of each new datum in units of the rows of
+        z_s: ``(*batch, m_s, d)`` points of the memory at which the past is known.
+        past: Pseudo-observations at ``z_s``.
+        x: ``(*batch, n, d)`` inputs of data: raw ones of the memory, then new ones.
+        weight: ``(*batch, n)``, precision of each datum in units of the rows of
             the past: one when the noise is shared.
         s: ``(*batch,)`` noise scale of the rows.
         jitter: Relative jitter of inducing points.
         num_inducing: The largest number of points allowed.
         num_updates: Updates of the stream so far.
+        num_new: How many of the data, the last ones, are new; ``None`` for all.
     """
 
     kernel: Kernel
     z_a: Tensor
+    z_s: Tensor
     past: PseudoObservations
     x: Tensor
     weight: Tensor
@@ -62,11 +66,18 @@ class Candidates(NamedTuple):
     jitter: float
     num_inducing: int
     num_updates: int = 0
+    num_new: int | None = None
 
     @property
     def points(self) -> Tensor:
-        """All candidates, old points first, ``(*batch, m_a + n, d)``."""
-        return torch.cat([self.z_a, self.x], -2)
+        """All candidates, ``(*batch, m_s + n, d)``."""
+        return torch.cat([self.z_s, self.x], -2)
+
+    @property
+    def x_new(self) -> Tensor:
+        """New inputs alone."""
+        num_new = self.x.size(-2) if self.num_new is None else self.num_new
+        return self.x[..., self.x.size(-2) - num_new :, :]
 
 
 class InducingPolicy(ABC):
@@ -106,9 +117,9 @@ class KeepOld(InducingPolicy):
 
     def __call__(self, candidates: Candidates) -> Tensor:
         """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
-        old = candidates.z_a[..., : candidates.num_inducing, :]
-        room = min(candidates.num_inducing - old.size(-2), candidates.x.size(-2))
-        return torch.cat([old, candidates.x[..., _evenly(candidates.x, room), :]], -2)
+        x, old = candidates.x_new, candidates.z_a[..., : candidates.num_inducing, :]
+        room = min(candidates.num_inducing - old.size(-2), x.size(-2))
+        return torch.cat([old, x[..., evenly(x, room), :]], -2)
 
 
 class RandomReplace(InducingPolicy):
@@ -130,7 +141,7 @@ class RandomReplace(InducingPolicy):
 
     def __call__(self, candidates: Candidates) -> Tensor:
         """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
-        z_a, x, budget = candidates.z_a, candidates.x, candidates.num_inducing
+        z_a, x, budget = candidates.z_a, candidates.x_new, candidates.num_inducing
         seed = self.seed * 1_000_003 + candidates.num_updates
         generator = torch.Generator().manual_seed(seed % 2**63)
         least = min(round(self.fraction * budget), x.size(-2))
@@ -178,7 +189,11 @@ class GreedyPolicy(InducingPolicy):
         return self.rank(candidates).points
 
     def rank(
-        self, candidates: Candidates, enough: Tensor | None = None, at_least: int = 1
+        self,
+        candidates: Candidates,
+        enough: Tensor | None = None,
+        at_least: int = 1,
+        given: Tensor | None = None,
     ) -> Ranking:
         """Candidates in order of choice, at most ``num_inducing``.
 
@@ -187,6 +202,7 @@ class GreedyPolicy(InducingPolicy):
             enough: ``(*batch,)``, loss in nats below which no further points are
                 needed.
             at_least: Number of points to take in any case.
+            given: ``(*batch, m, d)``, points that are taken already.
 
         Returns:
             Points that differ by more than rounding, best first.
@@ -194,12 +210,15 @@ class GreedyPolicy(InducingPolicy):
         x, weight = candidates.x, candidates.weight
         limit = max(self.max_candidates, 2 * candidates.num_inducing)
         if x.size(-2) > limit:
-            keep = _evenly(x, limit)
+            keep = evenly(x, limit)
             weight = weight[..., keep] * (x.size(-2) / limit)
             candidates = candidates._replace(x=x[..., keep, :], weight=weight)
         points = candidates.points
         # Jitter is part of the prior at inducing points, and of what is lost there.
-        K, _, jitter = inducing_gram(candidates.kernel, points, candidates.jitter)
+        if given is None or given.size(-2) == 0:
+            K, _, jitter = inducing_gram(candidates.kernel, points, candidates.jitter)
+        else:
+            K, jitter = _unexplained(candidates, points, given)
         chosen, t = self._take(
             K,
             jitter,
@@ -234,7 +253,6 @@ class GreedyPolicy(InducingPolicy):
         is_new = torch.arange(e.size(-1), device=e.device) >= num_old
         # An old point can always be told apart; a new one if jitter does not hide it.
         floor = 3 * jitter * is_new
-        loyalty = 1.0 if num_old >= num_inducing else torch.where(is_new, 1.0, LOYALTY)
         WK = gram_weight(K)
         h = (K * WK).sum(-2)  # diagonal of E Wᵀ W E
         # New data are observed without jitter, unless they are inducing points.
@@ -243,7 +261,7 @@ class GreedyPolicy(InducingPolicy):
         columns = K.new_zeros(*K.shape[:-1], num_inducing)
         chosen, losses, useful = [], [], []
         for k in range(num_inducing):
-            score = self.score(e, h.clamp_min(0)) * loyalty
+            score = self.score(e, h.clamp_min(0))
             score = torch.where(e > floor, score, -torch.inf)
             best, j = score.max(-1, keepdim=True)
             if k % CHECK_EVERY == 0:
@@ -317,8 +335,8 @@ class AdaptiveBudget(InducingPolicy):
     and shrinks when the kernel grows smoother.
 
     Args:
-        tolerance: Nats per new datum that an update may lose; where data say less than
-            a nat each, this fraction of what they say.
+        tolerance: Nats per datum that may be lost; where data say less than a nat
+            each, this fraction of what they say.
         min_inducing: Smallest number of points, if there are so many to tell apart.
         max_inducing: Largest number; by default ``num_inducing`` of the model.
         policy: The order in which points are taken; ``GreedyInformation`` by default.
@@ -368,9 +386,13 @@ class AdaptiveBudget(InducingPolicy):
 
     def _enough(self, candidates: Candidates) -> Tensor:
         """Nats that may be lost, ``(*batch,)``."""
-        k_ff = variances(candidates.kernel, candidates.x)
-        nats = (candidates.weight * k_ff).sum(-1) / (2 * candidates.s)
-        return self.tolerance * nats.clamp_max(candidates.x.size(-2))
+        U, kernel = candidates.past.U, candidates.kernel
+        said = (candidates.weight * variances(kernel, candidates.x)).sum(-1)
+        if candidates.z_s.size(-2):
+            K_ss = inducing_gram(kernel, candidates.z_s, candidates.jitter).K_zz
+            said = said + ((U @ K_ss) * U).sum((-2, -1))
+        num_data = candidates.past.n + candidates.x.size(-2)
+        return self.tolerance * (said / (2 * candidates.s)).minimum(num_data)
 
     def _most(self, candidates: Candidates) -> int:
         return self.max_inducing or candidates.num_inducing
@@ -434,6 +456,22 @@ def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
     return z.gather(-2, order.unsqueeze(-1).expand(*order.shape, z.size(-1)))
 
 
-def _evenly(x: Tensor, count: int) -> Tensor:
+def _unexplained(
+    candidates: Candidates, points: Tensor, given: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Covariance of ``points`` that ``given`` ones leave, and the jitter in it."""
+    num_given = given.size(-2)
+    every = torch.cat([given, points], -2)
+    K, _, jitter = inducing_gram(candidates.kernel, every, candidates.jitter)
+    K_gg, K_gp = K[..., :num_given, :].split([num_given, points.size(-2)], -1)
+    same = same_points(given, points)
+    K_gp = torch.where(same, K_gg.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), K_gp)
+    A = solve_lower(cholesky(K_gg), K_gp)
+    E = K[..., num_given:, num_given:] - A.mT @ A
+    taken = same.any(-2)
+    return E.masked_fill(taken.unsqueeze(-1) | taken.unsqueeze(-2), 0.0), jitter
+
+
+def evenly(x: Tensor, count: int) -> Tensor:
     """Indices of ``count`` rows of ``x``, evenly spread."""
     return torch.linspace(0, x.size(-2) - 1, count, device=x.device).long()

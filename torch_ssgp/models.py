@@ -9,8 +9,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from functools import partial, wraps
-from typing import Any, NamedTuple, TypeVar, cast
+from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -29,28 +30,12 @@ from torch_ssgp import likelihoods, persistence, settings
 from torch_ssgp import validation as check
 from torch_ssgp.exceptions import (
     ArgumentError,
-    Breakdown,
     BudgetWarning,
-    FactorizationError,
     NumericalWarning,
     ShapeError,
-    breakdowns,
 )
-from torch_ssgp.fit import (
-    Callback,
-    FitResult,
-    NewData,
-    StreamingObjective,
-    UpdateResult,
-)
-from torch_ssgp.functional import PseudoObservations
-from torch_ssgp.inducing import (
-    AdaptiveBudget,
-    Candidates,
-    InducingPolicy,
-    merge_duplicates,
-)
-from torch_ssgp.initialization import initialize_from_data
+from torch_ssgp.inducing import AdaptiveBudget, InducingPolicy
+from torch_ssgp.memory import Data, Memory, Start, remember
 from torch_ssgp.modules import (
     has_shared_noise,
     inducing_gram,
@@ -61,14 +46,22 @@ from torch_ssgp.modules import (
 )
 from torch_ssgp.prediction import Predictor, freeze
 from torch_ssgp.rollback import Whole, all_or_nothing
-from torch_ssgp.site_initialization import initialize_sites
-from torch_ssgp.sites import SiteObjective, maximize_any
 from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.update.learning import (
+    Known,
+    Learned,
+    Limits,
+    learn,
+    make_objective,
+    recall,
+)
+from torch_ssgp.update.objective import Prior
+from torch_ssgp.update.options import Callback, UpdateOptions
+from torch_ssgp.update.result import Status, UpdateResult
 
-NUM_LANDMARKS = 100  # inputs kept to judge hyperparameters by
-LARGE_LOSS = 0.1  # nats per new datum lost by projection that are worth a warning
+MEMORY = 2  # points of the memory for every inducing point, by default
+LARGE_LOSS = 0.1  # nats per datum whose loss is worth a warning
 
-Result = TypeVar("Result")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -86,10 +79,12 @@ def one_at_a_time(update: Method) -> Method:
 class StreamingGP(Whole, GP):
     r"""Sparse Gaussian process regression on a stream.
 
-    Every :meth:`update` fits hyperparameters and inducing points to the new data and a
-    summary of the past, then replaces the summary. Data are seen once and not stored;
-    with fixed hyperparameters and inducing points the result is that of batch
-    inference on all data.
+    Every :meth:`update` remembers the new data, learns hyperparameters and inducing
+    points from all that is remembered, and stores the posterior. The memory is finer
+    than the model and of bounded size: as long as it has room an update is batch
+    inference on all data; afterwards it keeps what ``memory_size`` points can say. With
+    fixed hyperparameters and inducing points the result is that of batch inference in
+    any case.
 
     Args:
         covar_module: A GPyTorch kernel.
@@ -107,6 +102,9 @@ class StreamingGP(Whole, GP):
             one noise and ``alpha`` is 0. ``False`` gives the form of the paper, in
             which the past keeps the noise it had.
         batch_shape: Shape of independent streams, updated in one go.
+        memory_size: Number of points of the memory; twice ``num_inducing`` by default.
+            With ``num_inducing`` the past is kept at the inducing points themselves,
+            as in the paper.
 
     Example:
         >>> import torch
@@ -130,11 +128,21 @@ class StreamingGP(Whole, GP):
         alpha: float = 0.0,
         share_noise: bool = True,
         batch_shape: torch.Size = torch.Size(),
+        memory_size: int | None = None,
     ) -> None:
         super().__init__()
         check.check_module(covar_module, "covar_module", Kernel, "RBFKernel()")
         num_inducing = check.check_positive_int(num_inducing, "num_inducing")
         check.check_alpha(alpha)
+        check.check_flag(share_noise, "share_noise")
+        if memory_size is None:
+            memory_size = MEMORY * num_inducing
+        memory_size = check.check_positive_int(memory_size, "memory_size")
+        if memory_size < num_inducing:
+            raise ArgumentError(
+                f"memory_size is {memory_size} with num_inducing={num_inducing}; "
+                "expected at least as many points as inducing points."
+            )
         batch_shape = check.check_batch_shape(batch_shape)
         if likelihood is None:
             likelihood = GaussianLikelihood(batch_shape=batch_shape)
@@ -155,8 +163,12 @@ class StreamingGP(Whole, GP):
         self.alpha = alpha
         self.share_noise = share_noise
         self.batch_shape = batch_shape
+        self.memory_size = memory_size
+        self.memory = Memory(batch_shape)
         self.summary = PosteriorSummary(batch_shape)
-        self._predictor: tuple[tuple, Tensor, Predictor] | None = None
+        self.start = Start(self._prior().parameters())
+        self._warned: frozenset[str] = frozenset()
+        self._predictors: dict[bool, tuple[tuple, Tensor, Predictor]] = {}
         self._frozen: tuple[torch.dtype, Tensor, tuple] | None = None
         self._make_locks()
 
@@ -198,7 +210,7 @@ class StreamingGP(Whole, GP):
             optimizer: ``"adam"`` or ``"lbfgs"``.
             learn_hyperparameters: Whether the inner loop moves hyperparameters; a
                 number k for every k-th update only, beginning with the first.
-            learn_inducing_points: Whether it moves new inducing points.
+            learn_inducing_points: Whether it moves inducing points.
             inducing_points: ``(*batch_shape, m, d)``, the new inducing points (or
                 where the inner loop starts). Otherwise the policy chooses.
             trust_region: Width of a region around the hyperparameters of before: a
@@ -212,131 +224,75 @@ class StreamingGP(Whole, GP):
         Returns:
             What happened.
         """
-        start = time.perf_counter()
-        check.check_update_options(
+        options = UpdateOptions(
             num_steps=num_steps,
             lr=lr,
             optimizer=optimizer,
             learn_hyperparameters=learn_hyperparameters,
+            learn_inducing_points=learn_inducing_points,
+            inducing_points=inducing_points,
             trust_region=trust_region,
             forget=forget,
-            callback=callback,
-        )
-        data = self._check_data(x_new, y_new, noise)
-        z_given = self._check_inducing_points(inducing_points, data.x)
-        past = self.summary.discount(forget)
-        evidence_before = self._evidence(past)
-        every, num_steps = int(learn_hyperparameters), int(num_steps)
-        learn = partial(
-            self._learn,
-            data,
-            past,
-            z_given,
-            lr=lr,
-            optimizer=optimizer,
-            learn_hyperparameters=every > 0
-            and int(self.summary.num_updates) % every == 0,
-            learn_inducing_points=learn_inducing_points,
-            trust_region=trust_region,
             progress=progress,
             callback=callback,
         )
-        try:
-            try:
-                learned = learn(num_steps=num_steps)
-            except Breakdown:
-                if num_steps == 0:
-                    raise
-                learned = learn(num_steps=0)._replace(status="closed_form")
-        except Breakdown as error:
-            raise FactorizationError(
-                f"Nothing could be learned from the data ({error}); the model is "
-                "unchanged. Check kernel and likelihood for values that are not "
-                "finite, or raise the jitter: with torch_ssgp.settings.jitter(1e-4): "
-                "..."
-            ) from error
-        objective, fit, loss = learned.objective, learned.fit, learned.loss
-        num_old, num_inducing = objective.z_a.size(-2), objective.z.size(-2)
-        loss_before = objective.loss_before
+        return self._update(self._check_data(x_new, y_new, noise), options)
+
+    def _update(self, data: Data, options: UpdateOptions) -> UpdateResult:
+        """Learn from checked data, which may be none: from what is remembered."""
+        start = time.perf_counter()
+        points = self._check_inducing_points(options.inducing_points, data.x)
+        options = replace(options, inducing_points=points)
+        evidence_before = self._evidence(options.forget)
+        learned = learn(self._known(data), data, options, self._limits(data))
+        num_old = self.summary.num_inducing
+        num_inducing = learned.summary["inducing_points"].size(-2)
         result = UpdateResult(
             bound=learned.bound,
             increment=learned.bound - evidence_before,
-            bound_trace=fit.bound_trace,
-            num_steps=fit.num_steps,
-            converged=fit.converged and objective.settled,
-            projection_loss=loss,
-            projection_loss_before=loss if loss_before is None else loss_before,
+            bound_trace=learned.ascended.bound_trace,
+            num_steps=learned.ascended.num_steps,
+            converged=learned.ascended.converged and learned.settled,
+            projection_loss=learned.loss,
+            projection_loss_before=learned.loss_before,
+            memory_loss=learned.memory_loss,
             num_inducing=num_inducing,
             num_kept=learned.num_kept,
             num_added=num_inducing - learned.num_kept,
             num_dropped=num_old - learned.num_kept,
+            num_remembered=learned.memory["points"].size(-2),
+            restarted=learned.restarted,
             seconds=time.perf_counter() - start,
             status=learned.status,
         )
         # Before the change: a warning may be an error.
-        if learned.status != "ok":
-            warnings.warn(_ADVICE[learned.status], NumericalWarning, stacklevel=3)
-        is_large = loss > LARGE_LOSS * data.y.size(-1)
-        if z_given is None and bool(is_large.any()):
-            advice = self.inducing_policy.advice(num_inducing, self.num_inducing)
-            text = _TOO_FEW.format(num_inducing, advice)
-            warnings.warn(text, BudgetWarning, stacklevel=3)
-        self._commit(objective, learned.state)
+        if learned.status is not Status.OK:
+            warnings.warn(learned.status.advice, NumericalWarning, stacklevel=4)
+        warned = self._warn_of_losses(learned, data, points is not None)
+        self._commit(learned)
+        self._warned = warned
         return result
 
-    def _learn(
-        self,
-        data: NewData,
-        past: PseudoObservations,
-        z_given: Tensor | None,
-        *,
-        num_steps: int,
-        lr: float | None,
-        optimizer: str,
-        learn_hyperparameters: bool,
-        learn_inducing_points: bool,
-        trust_region: float | None,
-        progress: bool,
-        callback: Callback | None,
-    ) -> Learned:
-        """An update on working copies; the model stays as it is."""
-        objective = self._objective(data, past, learn=num_steps > 0)
-        jitter = objective.jitter
-        if self.summary.is_empty and learn_hyperparameters and num_steps:
-            if isinstance(objective, SiteObjective):
-                initialize_sites(objective)
-            else:
-                initialize_from_data(
-                    objective.mean,
-                    objective.kernel,
-                    objective.likelihood,
-                    data.x,
-                    data.y,
-                )
-        with torch.no_grad():
-            z = self._choose(objective) if z_given is None else z_given
-        objective.start_at(z, learn=learn_inducing_points and num_steps > 0)
-        if num_steps:
-            _with_enough_jitter(objective, objective.check_finite)
-        fit = maximize_any(
-            objective,
-            num_steps=num_steps,
-            lr=lr,
-            optimizer=optimizer,
-            learn_hyperparameters=learn_hyperparameters,
-            learn_inducing_points=learn_inducing_points,
-            trust_region=trust_region,
-            progress=progress,
-            callback=callback,
-        )
-        with torch.no_grad():
-            absorb = partial(self._absorb, objective, revise=z_given is None)
-            learned = _with_enough_jitter(objective, absorb)
-        if objective.jitter > jitter:
-            raised = torch.full_like(self.summary.jitter, objective.jitter)
-            learned.state["jitter"] = raised
-            return learned._replace(fit=fit, status="jitter")
-        return learned._replace(fit=fit, status=fit.status)
+    def _warn_of_losses(
+        self, learned: Learned, data: Data, points_given: bool
+    ) -> frozenset[str]:
+        """Say once of each limit that it loses much; what was said so far."""
+        num_data = float(learned.summary["num_data"])
+        warned = self._warned
+        loss = float(learned.loss.max()) / num_data
+        if loss > LARGE_LOSS and not points_given and "points" not in warned:
+            num_inducing = learned.summary["inducing_points"].size(-2)
+            advice = self.inducing_policy.advice(num_inducing, self.num_inducing)
+            text = _TOO_FEW_POINTS.format(num_inducing, loss, advice)
+            warnings.warn(text, BudgetWarning, stacklevel=5)
+            warned = warned | {"points"}
+        loss = float(learned.memory_loss.max()) / max(data.y.size(-1), 1)
+        if loss > LARGE_LOSS and "memory" not in warned:
+            num_points = learned.memory["points"].size(-2)
+            text = _TOO_SMALL_MEMORY.format(num_points, loss)
+            warnings.warn(text, BudgetWarning, stacklevel=5)
+            warned = warned | {"memory"}
+        return warned
 
     def condition_on_observations(
         self,
@@ -383,13 +339,13 @@ class StreamingGP(Whole, GP):
         inducing_points: Tensor | None,
     ) -> StreamingGP:
         data = self._check_data(x, y, noise, fantasy=True)
-        offset: Tensor | float = 0.0
+        labels, offset = data.y, torch.zeros_like(data.y[..., 0])
         if not likelihoods.is_gaussian(self.likelihood):
             data, offset = self._as_sites(data)
         shared = self._shares_noise(data.noise)
         kernel, mean, likelihood = self._frozen_modules(data.y.dtype)
         s = self._noise_scale(likelihood, data.y, shared)
-        past = self._past(self.summary.pseudo_observations, data, shared)
+        past = self._past(data, shared)
         past = past._replace(rho=past.rho + offset)
         sigma2 = observation_noise(likelihood, data.noise)
         jitter = self._jitter(data.y.dtype)
@@ -411,33 +367,101 @@ class StreamingGP(Whole, GP):
 
         model = self._copy()
         model.batch_shape = data.y.shape[:-1]
+        model.memory = self._memory_with(data, labels, sigma2, offset, shared)
         model.summary = PosteriorSummary(model.batch_shape)
-        now = self.summary
-        kept = (now.landmarks, now.num_updates + 1, now.jitter)
-        model.summary.set(z, past, m_b, L, s, shared, *kept)
+        model.summary.replace(
+            inducing_points=z,
+            U=past.U,
+            g=past.g,
+            residual=past.rho,
+            num_data=past.n,
+            num_updates=self.summary.num_updates + 1,
+            prior_mean=m_b,
+            prior_cholesky=L,
+            noise_scale=s,
+            shared_noise=torch.tensor(shared, device=z.device),
+            jitter=self.summary.jitter,
+        )
         return model
+
+    @torch.no_grad()
+    def _memory_with(
+        self,
+        data: Data,
+        labels: Tensor,
+        sigma2: Tensor,
+        offset: Tensor,
+        shared: bool,
+    ) -> Memory:
+        """A memory that has also seen ``data``, as values; nothing is projected."""
+        data = Data(*(None if t is None else t.detach() for t in data))
+        rows, raw = recall(self._known(data), data, shared)
+        new = data._replace(y=labels.detach())
+        every = remember(raw, new) if raw.y.size(-1) else new
+        old = self.memory
+        noise = torch.full_like(data.y, torch.nan)
+        if not shared:
+            known = self.likelihood if data.noise is None else None
+            noise = (sigma2 if known is not None else data.noise).expand(data.y.shape)
+        target = data.y
+        if raw.y.size(-1):
+            batch = every.y.shape[:-1]
+            old_noise = torch.full_like(raw.y, torch.nan)
+            if raw.noise is not None:
+                old_noise = raw.noise
+            target, noise = (
+                torch.cat([a.to(b).expand(*batch, -1), b.expand(*batch, -1)], -1)
+                for a, b in ((old.target, target), (old_noise, noise))
+            )
+        weight = every.weight
+        if weight is None:
+            weight = data.y.new_ones(every.y.size(-1))
+        memory = Memory(every.y.shape[:-1])
+        memory.replace(
+            points=torch.cat(F.broadcast_matrices(rows.points, every.x), -2),
+            U=rows.past.U,
+            g=rows.past.g,
+            row_residual=rows.past.rho,
+            row_data=rows.past.n,
+            y=every.y,
+            target=target,
+            noise=noise,
+            weight=weight,
+            offset=old.offset.to(offset) + offset,
+            shared_noise=torch.tensor(shared, device=data.x.device),
+            started_at=old.started_at,
+        )
+        return memory
 
     # -- predicting -----------------------------------------------------------------
 
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        """Latent posterior at ``x`` ``(*batch, n, d)``; the same in train and eval.
+    def forward(self, x: Tensor, from_memory: bool = False) -> MultivariateNormal:
+        """Latent posterior at ``x``; the same in train and eval mode.
 
         Differentiable in ``x``, not in hyperparameters. Nothing is factored again
-        until hyperparameters or the summary change.
+        until hyperparameters or what is known change.
+
+        Args:
+            x: ``(*batch, n, d)``.
+            from_memory: Whether to predict from all points of the memory, which is
+                more accurate and costs more, rather than from the inducing points.
         """
         x = self._check_inputs(x, "x", self.batch_shape)
-        return self._current_predictor()(x)
+        return self._current_predictor(from_memory)(x)
 
-    def predict(self, x: Tensor, noise: Tensor | None = None) -> Any:
+    def predict(
+        self, x: Tensor, noise: Tensor | None = None, *, from_memory: bool = False
+    ) -> Any:
         """Posterior predictive of targets at ``x``: the likelihood of ``model(x)``.
 
         Args:
             x: ``(*batch, n, d)``.
             noise: Known noise variances at ``x``, for likelihoods that need them.
+            from_memory: As in ``model(x, from_memory=True)``.
         """
         likelihoods.check_takes_noise(self.likelihood, noise)
         x = self._check_inputs(x, "x", self.batch_shape)
-        predictor = self._current_predictor()
+        predictor = self._current_predictor(from_memory)
         latent, likelihood = predictor(x), copy(predictor.likelihood)
         # In training mode GPyTorch samples function values one by one, else jointly.
         likelihood.training = self.likelihood.training
@@ -527,7 +551,7 @@ class StreamingGP(Whole, GP):
 
     def _check_data(
         self, x: Tensor, y: Tensor, noise: Tensor | None, fantasy: bool = False
-    ) -> NewData:
+    ) -> Data:
         """Checked data in the dtype of the algebra, with all batch dimensions."""
         names = ("x", "y") if fantasy else ("x_new", "y_new")
         likelihoods.check_takes_noise(self.likelihood, noise)
@@ -563,7 +587,7 @@ class StreamingGP(Whole, GP):
         def prepared(value: Tensor) -> Tensor:
             return usable((value if fantasy else value.detach()).to(dtype))
 
-        return NewData(
+        return Data(
             prepared(x), prepared(y), None if noise is None else prepared(noise)
         )
 
@@ -623,22 +647,22 @@ class StreamingGP(Whole, GP):
             and (self.summary.is_empty or bool(self.summary.shared_noise))
         )
 
-    def _past(
-        self, past: PseudoObservations, data: NewData, shared: bool
-    ) -> PseudoObservations:
-        """The past in the form of the coming update, in the dtype of the algebra."""
-        if self.summary.is_empty:
-            y = data.y
+    def _past(self, data: Data, shared: bool) -> F.PseudoObservations:
+        """The summary in the form of a conditioned model, in the dtype of the data."""
+        summary, y = self.summary, data.y
+        if summary.is_empty:
             batch = self.batch_shape
-            return PseudoObservations(
+            return F.PseudoObservations(
                 y.new_zeros(*batch, 0, 0),
                 y.new_zeros(*batch, 0),
                 y.new_zeros(batch),
                 y.new_zeros(()),
             )
-        past = PseudoObservations(*(t.to(data.y.dtype) for t in past))
-        if bool(self.summary.shared_noise) and not shared:
-            noise = self.likelihood.noise.detach().to(data.y.dtype)
+        past = F.PseudoObservations(
+            *(t.to(y.dtype) for t in summary.pseudo_observations)
+        )
+        if bool(summary.shared_noise) and not shared:
+            noise = self.likelihood.noise.detach().to(y.dtype)
             past = F.to_sites(past, noise.squeeze(-1).expand(self.batch_shape))
         return past
 
@@ -647,148 +671,83 @@ class StreamingGP(Whole, GP):
             return x.new_zeros(*self.batch_shape, 0, x.size(-1))
         return self.summary.inducing_points.to(x.dtype)
 
-    def _objective(
-        self, data: NewData, past: PseudoObservations, learn: bool = False
-    ) -> StreamingObjective:
-        """The bound of this update, on working copies of all modules if they learn."""
-        dtype = data.y.dtype
-        shared = self._shares_noise(data.noise)
-        # A fantasy may have a graph, and not all batch dimensions everywhere.
-        z_a, landmarks = (
-            t.detach().to(dtype).expand(*data.x.shape[:-2], *t.shape[-2:])
-            for t in (self._old_points(data.x), self.summary.landmarks)
+    def _prior(self) -> Prior:
+        return Prior(self.mean_module, self.covar_module, self.likelihood)
+
+    def _known(self, data: Data) -> Known:
+        """All that an update starts from."""
+        kernel, mean, likelihood = self._frozen_modules(data.y.dtype)
+        start = self.start.values
+        if self.memory.is_empty:
+            start = list(self.start.named(self._prior().parameters()).values())
+        return Known(
+            self._prior(),
+            Prior(mean, kernel, likelihood),
+            start,
+            copy(self.memory),
+            copy(self.summary),
         )
-        past = PseudoObservations(*(t.detach() for t in self._past(past, data, shared)))
-        kernel, mean, likelihood = self._frozen_modules(dtype)
-        if learn:
-            kernel, mean, likelihood = (
-                deepcopy(module).to(dtype)
-                for module in (self.covar_module, self.mean_module, self.likelihood)
-            )
-        gaussian = likelihoods.is_gaussian(self.likelihood)
-        return (StreamingObjective if gaussian else SiteObjective)(
-            mean,
-            kernel,
-            likelihood,
-            data,
-            z_a,
-            past,
-            shared_noise=shared,
+
+    def _limits(self, data: Data) -> Limits:
+        return Limits(
+            num_inducing=self.num_inducing,
+            memory_size=self.memory_size,
+            policy=self.inducing_policy,
             alpha=self.alpha,
-            jitter=self._jitter(dtype),
-            landmarks=landmarks,
+            shared_noise=self._shares_noise(data.noise),
+            jitter=self._jitter(data.y.dtype),
+            dtype=self.dtype,
         )
 
     @torch.no_grad()
-    def _as_sites(self, data: NewData) -> tuple[NewData, Tensor]:
+    def _as_sites(self, data: Data) -> tuple[Data, Tensor]:
         """Gaussian data that say the same, and what to add to the residual for it."""
-        x, past = data.x.detach(), self.summary.pseudo_observations
-        _, x = F.broadcast_matrices(self._old_points(x), x)
-        objective = self._objective(NewData(x, data.y.detach(), None), past)
-        objective.start_at(torch.cat([objective.z_a, x], -2))
-        rows, _ = objective.project(objective.prior())
-        assert isinstance(objective, SiteObjective) and objective.sites is not None
-        noise, _ = objective.noises()
-        offset = rows.rho - objective.past.rho - noise.log().sum(-1)
-        return NewData(data.x, objective.sites.target, noise), offset
+        x, past = data.x.detach(), self._past(data, shared=False)
+        z_a, x = F.broadcast_matrices(self._old_points(x).detach(), x)
+        kernel, mean, likelihood = self._frozen_modules(data.y.dtype)
+        objective = make_objective(
+            Prior(mean, kernel, likelihood),
+            Data(x, data.y.detach()),
+            z_a,
+            F.PseudoObservations(*(t.detach() for t in past)),
+            shared_noise=False,
+            alpha=self.alpha,
+            jitter=self._jitter(data.y.dtype),
+        )
+        objective.start_at(torch.cat([z_a, x], -2))
+        sites = objective.as_gaussian(objective.prior(), freeze=True)
+        return Data(data.x, sites.target, sites.noise), sites.offset
 
     @torch.no_grad()
-    def _evidence(self, past: PseudoObservations) -> Tensor:
+    def _evidence(self, power: float) -> Tensor:
+        """The bound of before, with the past raised to a power."""
         if self.summary.is_empty:
             return self.summary.residual
-        summary = self.summary
+        summary = copy(self.summary)
+        past = summary.pseudo_observations.discount(power)
         rows = F.recall(past, summary.prior_cholesky, summary.prior_mean)
         return F.evidence(rows, summary.noise_scale)
 
-    def _candidates(self, objective: StreamingObjective) -> Candidates:
-        noise, s = objective.noises()
-        return Candidates(
-            kernel=objective.kernel,
-            z_a=objective.z_a,
-            past=objective.past,
-            x=objective.data.x,
-            weight=(s.unsqueeze(-1) / noise).expand(objective.data.y.shape),
-            s=s,
-            jitter=objective.jitter,
-            num_inducing=self.num_inducing,
-            num_updates=int(self.summary.num_updates),
-        )
-
-    @breakdowns()
-    def _choose(self, objective: StreamingObjective) -> Tensor:
-        z = self.inducing_policy(self._candidates(objective))
-        check.check_choice(z, self.inducing_policy, objective.data.x)
-        return merge_duplicates(objective.kernel, z, objective.jitter)
-
-    def _revise(self, objective: StreamingObjective, loss: Tensor) -> bool:
-        """Choose again where the policy wants to; whether anything changed."""
-        z = objective.z.detach()
-        candidates = self._candidates(objective)
-        revised = self.inducing_policy.revise(candidates, z, loss)
-        if revised is not z:
-            check.check_choice(revised, self.inducing_policy, objective.data.x)
-        revised = merge_duplicates(objective.kernel, revised, objective.jitter)
-        if revised is not z:
-            objective.start_at(revised)
-        return revised is not z
-
-    @breakdowns()
-    def _absorb(self, objective: StreamingObjective, revise: bool) -> Learned:
-        """What the update ends with; nothing of the model changes yet."""
-        data = objective.data
-        _round_parameters(objective, self.dtype)
-        if objective.z.requires_grad:
-            # Where they came to rest, points may coincide.
-            objective.start_at(objective.z.detach())
-        prior = objective.prior()
-        rows, s = objective.project(prior)
-        if revise and self._revise(objective, rows.loss / (2 * s)):
-            prior = objective.prior()
-            rows, s = objective.project(prior)
-        loss = rows.loss / (2 * s)
-        rows = F.compress(rows)
-        bound = F.evidence(rows, s)
-        past = F.absorb(rows, prior.m_b)
-        finite = [torch.isfinite(value).all() for value in (bound, *past)]
-        if not bool(torch.stack(finite).all()):
-            raise Breakdown("the new posterior is not finite")
-        state = {
-            "inducing_points": _stored(objective.z),
-            "past": PseudoObservations(*map(_stored, past)),
-            "prior_mean": _stored(prior.m_b),
-            "prior_cholesky": _stored(rows.L),
-            "noise_scale": _stored(s),
-            "shared_noise": objective.shared_noise,
-            "landmarks": _stored(
-                self.summary.with_landmarks(
-                    data.x, NUM_LANDMARKS, float(objective.past.n)
-                )
-            ),
-            "num_updates": self.summary.num_updates + 1,
-            "jitter": self.summary.jitter,
-        }
-        num_kept = objective.same[..., data.y.size(-1) :].any(-1).sum(-1)
-        return Learned(objective, bound, loss, num_kept, state)
-
-    def _commit(self, objective: StreamingObjective, state: dict) -> None:
-        """Make the working copies and the new summary those of the model, at once."""
-        pairs = (
-            (self.mean_module, objective.mean),
-            (self.covar_module, objective.kernel),
-            (self.likelihood, objective.likelihood),
-        )
+    def _commit(self, learned: Learned) -> None:
+        """Make what was learned the model, all at once."""
+        prior, is_first = self._prior(), self.memory.is_empty
+        pairs = list(zip(prior, learned.prior, strict=True))
 
         @torch.no_grad()
         def change() -> None:
+            if is_first:
+                for name, value in self.start.named(prior.parameters()).items():
+                    setattr(self.start, name, value)
             for ours, theirs in pairs:
                 for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
                     a.copy_(b)
                 for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
                     a.copy_(b)
-            self.summary.set(**state)
+            self.memory.replace(**learned.memory)
+            self.summary.replace(**learned.summary)
 
         with self._lock:
-            all_or_nothing(change, (*(ours for ours, _ in pairs), self.summary))
+            all_or_nothing(change, (*prior, self.memory, self.summary, self.start))
 
     # -- caches and copies ----------------------------------------------------------
 
@@ -860,56 +819,63 @@ class StreamingGP(Whole, GP):
         return torch.cat([t.detach().flatten().double() for t in tensors])
 
     @torch.inference_mode(False)
-    def _current_predictor(self) -> Predictor:
-        """What predicts; made again when the summary, hyperparameters or jitter change.
+    def _current_predictor(self, from_memory: bool = False) -> Predictor:
+        """What predicts; made again when what it is made of, or the jitter, changes.
 
         With the graph of a fantasy, whether the first to ask for it needs it or not.
         """
         with self._lock:
-            summary = self.summary
+            summary, source = self.summary, self.memory if from_memory else self.summary
             dtype = summary.g.dtype
             if summary.is_empty:
                 dtype = settings.algebra_dtype.of(self.dtype)
-            key = (
-                summary.U,
-                summary.g,
-                summary.inducing_points,
-                summary.jitter,
-                dtype,
-                settings.jitter.of(dtype),
-            )
+            key = (*source.buffers(), summary.jitter, dtype, settings.jitter.of(dtype))
             now = self._fingerprint()
-            if self._predictor is not None:
-                cached_key, fingerprint, predictor = self._predictor
+            if from_memory in self._predictors:
+                cached_key, fingerprint, predictor = self._predictors[from_memory]
                 same = all(a is b for a, b in zip(key, cached_key, strict=True))
                 if same and torch.equal(fingerprint, now):
                     return predictor
-            past, shared = summary.pseudo_observations, bool(summary.shared_noise)
+            shared = bool(summary.shared_noise)
             kernel, mean, likelihood = self._frozen_modules(dtype)
+            # Not repeated over fantasies: one factorisation serves them all.
+            s = likelihood.noise.squeeze(-1) if shared else summary.g.new_ones(())
+            z, past = summary.inducing_points, summary.pseudo_observations
+            if from_memory and not summary.is_empty:
+                noise = self.memory.noise.to(dtype)
+                if likelihoods.is_gaussian(likelihood):
+                    noise = observation_noise(likelihood, noise)
+                z, past = self.memory.points, self.memory.pseudo_observations(noise, s)
             predictor = Predictor.build(
                 mean,
                 kernel,
                 likelihood
                 if dtype == self.dtype
                 else freeze(self.likelihood, self.dtype),
-                summary.inducing_points.to(dtype),
+                z.to(dtype),
                 past,
-                # Not repeated over fantasies: one factorisation serves them all.
-                likelihood.noise.squeeze(-1) if shared else past.g.new_ones(()),
+                s,
                 self._jitter(dtype),
             )
-            self._predictor = (key, now, predictor)
+            self._predictors = {
+                **self._predictors,
+                from_memory: (key, now, predictor),
+            }
             return predictor
 
     def _copy(self) -> StreamingGP:
         """A model with copies of all modules, and no summary yet."""
-        model = deepcopy(self, {id(self.summary): PosteriorSummary()})
+        memo: dict[int, Any] = {
+            id(self.summary): PosteriorSummary(),
+            id(self.memory): Memory(),
+        }
+        model = deepcopy(self, memo)
         model._frozen = self._frozen  # the same hyperparameters
         return model
 
     def __getstate__(self) -> dict:
         """Leave caches and locks out of copies and pickles."""
-        state = {**self.__dict__, "_predictor": None, "_frozen": None}
+        state = {**self.__dict__, "_predictors": {}, "_frozen": None}
         del state["_writing"], state["_writer"], state["_lock"]
         return state
 
@@ -919,74 +885,13 @@ class StreamingGP(Whole, GP):
         self._make_locks()
 
 
-class Learned(NamedTuple):
-    """What an update ends with, before the model becomes it.
-
-    Attributes:
-        objective: Its working copies.
-        bound: ``(*batch,)``, bound on the evidence of all data seen.
-        loss: ``(*batch,)``, nats lost by the projection.
-        num_kept: ``(*batch,)``, old inducing points that are still there.
-        state: The next state of the summary.
-        fit: What the inner loop did.
-        status: How far it had to fall back.
-    """
-
-    objective: StreamingObjective
-    bound: Tensor
-    loss: Tensor
-    num_kept: Tensor
-    state: dict[str, Any]
-    fit: FitResult = FitResult(torch.empty(0), 0, True)
-    status: str = "ok"
-
-
-# The same text for the same number: Python shows a warning once for each text.
-_TOO_FEW = (
-    f"An update lost more than {LARGE_LOSS} nats per new datum by projecting data and "
-    "past on {} inducing points, see UpdateResult.projection_loss. {} to keep what is "
-    "lost."
+_TOO_FEW_POINTS = (
+    "Computing with {} inducing points loses {:.2g} nats per datum, see "
+    "UpdateResult.projection_loss. {}, or predict with from_memory=True. This is said "
+    "once."
 )
-_ADVICE = {
-    "last_iterate": (
-        "The inner loop met a value or a gradient that is not finite; the best "
-        "hyperparameters before were kept. Lower lr, or keep hyperparameters where the "
-        "kernel is finite by constraints or priors."
-    ),
-    "jitter": (
-        "The covariance of the inducing points could not be factored; the jitter was "
-        "raised, see model.summary.jitter, and stays there. Check that the kernel is "
-        "positive definite, or set the jitter: with torch_ssgp.settings.jitter(1e-6): "
-        "..."
-    ),
-    "closed_form": (
-        "Nothing finite came out of learning; the new data were absorbed with the old "
-        "hyperparameters. Check that kernel and likelihood are finite near them, and "
-        "bound hyperparameters by constraints or priors."
-    ),
-}
-
-
-def _with_enough_jitter(
-    objective: StreamingObjective, attempt: Callable[[], Result]
-) -> Result:
-    """Try with larger and larger jitter, until nothing breaks down."""
-    while True:
-        try:
-            return attempt()
-        except Breakdown:
-            if not objective.raise_jitter():
-                raise
-
-
-def _stored(value: Tensor) -> Tensor:
-    """A tensor of its own, laid out as a loaded one would be: same bits afterwards."""
-    return value.detach().clone(memory_format=torch.contiguous_format)
-
-
-@torch.no_grad()
-def _round_parameters(objective: StreamingObjective, dtype: torch.dtype) -> None:
-    """Hyperparameters as the model will store them, before the summary is made."""
-    for module in (objective.mean, objective.kernel, objective.likelihood):
-        for parameter in module.parameters():
-            parameter.copy_(parameter.to(dtype))
+_TOO_SMALL_MEMORY = (
+    "Compressing the memory to {} points lost {:.2g} nats per new datum, see "
+    "UpdateResult.memory_loss. Raise memory_size, or num_inducing; on a time axis that "
+    "grows, let the past fade: forget=0.99. This is said once."
+)

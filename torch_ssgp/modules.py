@@ -221,7 +221,6 @@ def prior_blocks(
     z_a: Tensor,
     jitter: float,
     same: Tensor,
-    landmarks: Tensor | None = None,
 ) -> PriorBlocks:
     """Evaluate the prior at new inducing points, new data and old inducing points.
 
@@ -234,18 +233,13 @@ def prior_blocks(
         jitter: Relative jitter.
         same: ``(*batch, m_b, n + m_a)``, which rows of ``z_b`` are which of
             ``[x; z_a]``, see :func:`same_variables`.
-        landmarks: ``(*batch, r, d)`` inputs of the past.
 
     Returns:
         The blocks, jitter included.
     """
     sizes = [x.size(-2), z_a.size(-2)]
-    others = [x, z_a] if landmarks is None else [x, z_a, landmarks]
-    K_bb, K_bo, variance = inducing_gram(kernel, z_b, jitter, torch.cat(others, -2))
-    K_br = k_rr = None
-    if landmarks is not None:
-        K_bo, K_br = K_bo.split([sum(sizes), landmarks.size(-2)], -1)
-        k_rr = variances(kernel, landmarks)
+    others = torch.cat([x, z_a], -2)
+    K_bb, K_bo, variance = inducing_gram(kernel, z_b, jitter, others)
     # A point that is an inducing point is that variable, jitter included.
     K_bo = torch.where(same, K_bb.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), K_bo)
     K_bf, K_ba = K_bo.split(sizes, -1)
@@ -256,7 +250,7 @@ def prior_blocks(
         K_aa = K_bb.new_zeros(*K_bb.shape[:-2], 0, 0)
     means = mean(torch.cat([z_b, x, z_a], -2))
     m_b, m_f, m_a = means.split([z_b.size(-2), *sizes], -1)
-    return PriorBlocks(K_bb, K_bf, k_ff, K_ba, K_aa, m_b, m_f, m_a, K_br, k_rr)
+    return PriorBlocks(K_bb, K_bf, k_ff, K_ba, K_aa, m_b, m_f, m_a)
 
 
 def has_shared_noise(likelihood: Likelihood) -> bool:
@@ -269,8 +263,8 @@ def observation_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:
 
     Args:
         likelihood: A Gaussian likelihood.
-        noise: Known variances of the data. They replace the noise of a
-            ``GaussianLikelihood``; a learned additional noise of a
+        noise: Known variances of the data, NaN where there is none. They replace the
+            noise of a ``GaussianLikelihood``; a learned additional noise of a
             ``FixedNoiseGaussianLikelihood`` is added to them.
 
     Returns:
@@ -279,4 +273,6 @@ def observation_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:
     if isinstance(likelihood, FixedNoiseGaussianLikelihood):
         assert noise is not None  # checked at the front door
         return noise + likelihood.second_noise
-    return likelihood.noise if noise is None else noise
+    if noise is None:
+        return likelihood.noise
+    return torch.where(noise.isnan(), likelihood.noise, noise)

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from torch_ssgp import validation as check
 from torch_ssgp.exceptions import ArgumentError, ShapeError, UnsupportedLikelihoodError
-from torch_ssgp.fit import Callback, UpdateResult
 from torch_ssgp.likelihoods import couples_classes
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.rollback import Whole
+from torch_ssgp.update import UpdateResult
+from torch_ssgp.update.options import Callback
 
 
 class MultiOutputGP(Whole, nn.Module):

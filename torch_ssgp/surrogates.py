@@ -36,12 +36,13 @@ from torch import Tensor, nn
 
 from torch_ssgp import functional as F
 from torch_ssgp.exceptions import FactorizationError, MissingDependencyError
-from torch_ssgp.fit import Callback, UpdateResult
 from torch_ssgp.inducing import GreedyInformation, InducingPolicy
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.modules import inducing_gram, usable, variances
 from torch_ssgp.rollback import Whole, all_or_nothing
 from torch_ssgp.summary import SIZES, PosteriorSummary
+from torch_ssgp.update import UpdateResult
+from torch_ssgp.update.options import Callback
 from torch_ssgp.validation import check_update_options
 
 try:

@@ -257,48 +257,10 @@ def _check_ard(kernel: Kernel, num_dims: int) -> None:
             _check_ard(part, seen)
 
 
-def check_update_options(
-    *,
-    num_steps: int,
-    lr: float | None,
-    optimizer: str,
-    forget: float,
-    callback: Callable | None,
-    learn_hyperparameters: bool | int = True,
-    trust_region: float | None = None,
-) -> None:
-    """The options of an update; see :meth:`torch_ssgp.StreamingGP.update`.
-
-    Args:
-        num_steps: Budget of the inner loop.
-        lr: Learning rate.
-        optimizer: Name of the optimiser.
-        forget: Power of the past's likelihood.
-        callback: Called in the inner loop.
-        learn_hyperparameters: Whether, or at which updates, to learn them.
-        trust_region: Width of the trust region.
-    """
-    check_positive_int(num_steps, "num_steps", at_least=0)
-    if lr is not None and not (is_number(lr) and 0 < lr < math.inf):
-        raise ArgumentError(
-            f"lr is {lr!r}; expected a number above zero, or None for the default of "
-            "the optimizer."
-        )
-    if optimizer not in ("adam", "lbfgs"):
-        raise ArgumentError(f"optimizer is {optimizer!r}; expected 'adam' or 'lbfgs'.")
-    check_forget(forget)
-    if not isinstance(learn_hyperparameters, bool):
-        check_positive_int(learn_hyperparameters, "learn_hyperparameters", at_least=0)
-    if trust_region is not None and not (is_number(trust_region) and trust_region > 0):
-        raise ArgumentError(
-            f"trust_region is {trust_region!r}; expected a width above zero, or None "
-            "for no trust region."
-        )
-    if callback is not None and not callable(callback):
-        raise ArgumentError(
-            f"callback is {kind_of(callback)}; expected a function of the step and the "
-            "bound, callback(step, bound)."
-        )
+def check_flag(value: bool, name: str) -> None:
+    """True or False: a string such as "no" would count as true."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} is {value!r}; expected True or False.")
 
 
 def check_forget(forget: float) -> None:

@@ -17,10 +17,11 @@ from gpytorch.means import ConstantMean
 from torch import Tensor, nn
 
 from torch_ssgp.exceptions import breakdowns
-from torch_ssgp.fit import NewData
-from torch_ssgp.initialization import _set, _spread, _untouched, fit_shape
+from torch_ssgp.inducing import evenly
 from torch_ssgp.likelihoods import expected_log_prob, takes_labels
-from torch_ssgp.sites import SiteObjective
+from torch_ssgp.memory import Data
+from torch_ssgp.update.initialization import _set, _spread, _untouched, fit_shape
+from torch_ssgp.update.sites import SiteObjective
 
 # Lengthscales tried, as fractions of the diameter of the inputs; noise tried, as
 # fractions of the variance of the targets. The bound of a subset decides.
@@ -40,7 +41,7 @@ def initialize_sites(objective: SiteObjective) -> None:
     """
     x, y = objective.data.x, objective.data.y
     if y.size(-1) > SUBSET:
-        keep = torch.linspace(0, y.size(-1) - 1, SUBSET, device=y.device).long()
+        keep = evenly(x, SUBSET)
         x, y = x[..., keep, :], y[..., keep]
     mean, kernel, likelihood = objective.mean, objective.kernel, objective.likelihood
     noise = _noise_module(likelihood)
@@ -88,10 +89,8 @@ def _search(
         if noise is not None:
             _set(noise, "raw_noise", level * variance.unsqueeze(-1))
         trial = SiteObjective(
-            objective.mean,
-            objective.kernel,
-            objective.likelihood,
-            NewData(x, y, None),
+            objective.modules_of_prior,
+            Data(x, y),
             objective.z_a,
             objective.past,
             shared_noise=False,

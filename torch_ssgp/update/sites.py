@@ -31,8 +31,6 @@ hyperparameters and inducing points with the sites held, which is tighter than h
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -41,9 +39,11 @@ from torch import Tensor
 from torch_ssgp import functional as F
 from torch_ssgp import likelihoods
 from torch_ssgp.exceptions import breakdowns
-from torch_ssgp.fit import Callback, FitResult, StreamingObjective, maximize
-from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
+from torch_ssgp.functional import PriorBlocks, PseudoObservations
+from torch_ssgp.inducing import evenly
+from torch_ssgp.memory import GaussianData, Memory
 from torch_ssgp.modules import variances
+from torch_ssgp.update.objective import Objective
 
 # A site's pseudo-target lies at most this many prior standard deviations from the mean
 # it was made at: beyond, the site is linear for all purposes, and no row can be.
@@ -216,14 +216,17 @@ class EStep(NamedTuple):
     goal: Sites
 
 
-class SiteObjective(StreamingObjective):
+class SiteObjective(Objective):
     """The bound of one update with a likelihood that is not Gaussian.
 
     :meth:`forward` takes an E-step, so a loop over gradient steps alternates E and M;
-    :meth:`project` ends with E-steps until the sites settle.
+    :meth:`as_gaussian` ends with E-steps until the sites settle. Data of the memory
+    begin with the sites they had.
     """
 
+    round_length = ROUND
     sites: Sites | None = None
+    known: Sites | None = None  # sites of the first data, from earlier updates
     step: Tensor  # size of E-steps, (*batch,); lasts from one E-step to the next
     moving: bool = True
     _last_bound: Tensor | None = None
@@ -233,23 +236,49 @@ class SiteObjective(StreamingObjective):
         """Whether the last batch dimension is classes that share their data."""
         return likelihoods.couples_classes(self.likelihood)
 
-    def size(self) -> Tensor:
-        """That of the function as it is: labels and counts are no values of it."""
-        return self.spread()
+    def initialize(self) -> None:
+        """Read hyperparameters that nobody set off data and past, in place."""
+        # Here, since that module needs this one.
+        from torch_ssgp.update.site_initialization import initialize_sites
+
+        self.sites = None
+        initialize_sites(self)
+
+    def recall_sites(self, memory: Memory) -> None:
+        """Begin with the sites that data of the memory had."""
+        num_raw = memory.num_raw
+        if num_raw == 0:
+            return
+        y = self.data.y[..., :num_raw]
+        target, noise = (
+            t.detach().to(y).expand(y.shape) for t in (memory.target, memory.noise)
+        )
+        precision = 1 / noise
+        if self.data.weight is not None:
+            precision = precision * self.data.weight[:num_raw]
+        self.known = Sites(precision * target, precision)
+
+    def remembered_noise(self, data: GaussianData) -> Tensor:
+        """That of the sites."""
+        assert data.noise is not None
+        return data.noise
 
     def noises(self) -> tuple[Tensor, Tensor]:
-        """Noise ``1 / precision`` of the sites ``(*batch, n)``, and noise scale one."""
+        """Noise of the sites of data of weight one ``(*batch, n)``; scale one."""
         if self.sites is None:
             self.guess_sites()
         assert self.sites is not None
-        precision = self.sites.precision.clamp_min(MIN_PRECISION)
-        return 1 / precision, torch.ones_like(self.data.y[..., 0])
+        return self._noise(self.sites), torch.ones_like(self.data.y[..., 0])
+
+    def _noise(self, sites: Sites) -> Tensor:
+        noise = 1 / sites.precision.clamp_min(MIN_PRECISION)
+        return noise if self.data.weight is None else noise * self.data.weight
 
     @torch.no_grad()
     def spread(self) -> Tensor:
         """Typical size of the function ``(*batch,)``, the unit of a constant mean."""
         k_ff = variances(self.kernel, self.data.x)
-        return k_ff.mean(-1).sqrt().expand(self.data.y.shape[:-1])
+        return k_ff.mean(-1).sqrt().expand(self.batch_shape)
 
     def raise_jitter(self) -> bool:
         """Take a larger jitter, if there is one; whether there was."""
@@ -270,17 +299,17 @@ class SiteObjective(StreamingObjective):
             Their bound, ``(*batch,)``.
         """
         x = self.data.x
-        num_new = x.size(-2)
-        keep = torch.linspace(0, num_new - 1, min(num_points, num_new), device=x.device)
-        self.start_at(torch.cat([self.z_a, x[..., keep.long(), :]], -2))
+        keep = evenly(x, min(num_points, x.size(-2)))
+        self.start_at(torch.cat([self.z_a, x[..., keep, :]], -2))
         rows = basis(self.prior(), self.past)
         return self.settle(rows, num_iterations, tolerance=0.0)[-1]
 
     def expected_log_prob(self, q: Marginals) -> Tensor:
-        """Shares of the expected log-likelihood, ``(*batch, n)``."""
-        return likelihoods.expected_log_prob(
+        """Shares of the expected log-likelihood, ``(*batch, n)``, times weights."""
+        log_prob = likelihoods.expected_log_prob(
             self.likelihood, self.data.y, q.mean, q.variance
         )
+        return log_prob if self.data.weight is None else self.data.weight * log_prob
 
     @torch.no_grad()
     def evaluate(self, basis: Basis, sites: Sites) -> EStep:
@@ -295,10 +324,13 @@ class SiteObjective(StreamingObjective):
         return EStep(sites, log_prob.detach().sum(-1) - q.cost, goal)
 
     def first_step(self, basis: Basis) -> EStep:
-        """Evaluate the sites there are; at first, those that say nothing."""
+        """Evaluate the sites there are; at first, new ones that say nothing."""
         if self.sites is None:
             nothing = torch.zeros_like(basis.m_f.expand(self.data.y.shape))
             self.sites = Sites(nothing, nothing)
+            if self.known is not None:
+                rest = nothing[..., self.known.linear.size(-1) :]
+                self.sites = Sites(*(torch.cat([k, rest], -1) for k in self.known))
             self.step = torch.ones_like(nothing[..., 0])
         return self.evaluate(basis, self.sites)
 
@@ -443,25 +475,36 @@ class SiteObjective(StreamingObjective):
         self._last_bound = bound
 
     @torch.no_grad()
-    def project(self, prior: PriorBlocks) -> tuple[Projection, Tensor]:
-        """Rows of the settled sites, and noise scale one.
+    def new_round(self) -> None:
+        """Settle the sites, which stay until the next round."""
+        self.settle(basis(self.prior(), self.past))
+        self.moving = False
 
-        Their residual carries the constant for which the evidence of the rows is the
-        bound: :math:`2 \\sum_i E_q [\\log t_i(f_i) - \\log p(y_i | f_i)]`, up to the
+    @torch.no_grad()
+    def as_gaussian(self, prior: PriorBlocks, *, freeze: bool) -> GaussianData:
+        """Rows of the settled sites.
+
+        Their offset is the constant for which the evidence of the rows is the bound:
+        :math:`2 \\sum_i E_q [\\log t_i(f_i) - \\log p(y_i | f_i)]`, up to the
         normalisation of the rows. As long as q stays, nothing changes when data
         become rows, and increments of the bound add up.
+
+        Args:
+            prior: Prior blocks at the final hyperparameters and inducing points.
+            freeze: Whether these sites are for good: those of classes, which often
+                come one after the other, then have to bear it.
         """
         rows = basis(prior, self.past)
         self.settle(rows)
         assert self.sites is not None
-        # Classes often come one after the other: their sites have to bear it.
-        if self.coupled:
-            self.sites = self.lasting(rows, self.sites)
-        bound = self.evaluate(rows, self.sites).bound
-        noise, s = self.noises()
-        projection = F.project(prior, self.past, self.sites.target, noise, s)
-        excess = F.evidence(projection, s) - bound
-        return projection._replace(rho=projection.rho + 2 * excess), s
+        sites = self.sites
+        if freeze and self.coupled:
+            sites = self.lasting(rows, sites)
+        bound = self.evaluate(rows, sites).bound
+        nothing = torch.zeros_like(self.past.rho)
+        data = GaussianData(sites.target, self._noise(sites), nothing)
+        excess = F.evidence(*self.project(prior, data)) - bound
+        return data._replace(offset=2 * excess)
 
 
 def natural_gradient(basis: Basis, q: Marginals, log_prob: Tensor) -> Sites:
@@ -491,82 +534,3 @@ def gap(basis: Basis, now: EStep) -> Tensor:
     linear = (now.goal.linear - now.sites.linear) * basis.k_f.sqrt()
     precision = (now.goal.precision - now.sites.precision) * basis.k_f
     return torch.maximum(linear.abs(), precision.abs()).amax(-1)
-
-
-def maximize_any(
-    objective: StreamingObjective,
-    *,
-    num_steps: int,
-    lr: float | None,
-    optimizer: str,
-    learn_hyperparameters: bool,
-    learn_inducing_points: bool,
-    trust_region: float | None = None,
-    tolerance: float = 1e-4,
-    progress: bool = False,
-    callback: Callback | None = None,
-) -> FitResult:
-    """As :func:`torch_ssgp.fit.maximize`, alternating with E-steps if there are sites.
-
-    Adam meets new sites in every step. L-BFGS needs a function that does not change
-    under it, so it runs in rounds with settled sites.
-
-    Args:
-        objective: The bound of one update.
-        num_steps: Budget of gradient steps.
-        lr: Learning rate.
-        optimizer: ``"adam"`` or ``"lbfgs"``.
-        learn_hyperparameters: Whether to move hyperparameters.
-        learn_inducing_points: Whether to move inducing points.
-        trust_region: Width of the region that log-hyperparameters do not leave
-            lightly.
-        tolerance: Nats per new datum that count as progress.
-        progress: Whether to show a progress bar.
-        callback: Called with the step and the bound after every step.
-
-    Returns:
-        Trace of the bound, steps taken and whether they ended on a plateau.
-    """
-    if isinstance(objective, SiteObjective) and objective.coupled:
-        tolerance /= objective.data.y.size(-2)  # classes share their data
-    run = partial(
-        maximize,
-        objective,
-        lr=lr,
-        optimizer=optimizer,
-        learn_hyperparameters=learn_hyperparameters,
-        learn_inducing_points=learn_inducing_points,
-        trust_region=trust_region,
-        tolerance=tolerance,
-        progress=progress,
-        callback=callback,
-    )
-    if isinstance(objective, SiteObjective) and optimizer == "lbfgs" and num_steps:
-        tolerance *= objective.data.y.numel()
-        return _in_rounds(objective, run, num_steps, tolerance)
-    return run(num_steps=num_steps)
-
-
-def _in_rounds(
-    objective: SiteObjective,
-    run: Callable[..., FitResult],
-    num_steps: int,
-    tolerance: float,
-) -> FitResult:
-    traces: list[Tensor] = []
-    num_left, converged = num_steps, False
-    objective.moving = False
-    while num_left > 0 and not converged:
-        with torch.no_grad():
-            objective.settle(basis(objective.prior(), objective.past))
-        fit = run(num_steps=min(ROUND, num_left))
-        if fit.num_steps == 0:
-            return fit
-        traces.append(fit.bound_trace)
-        gain = (fit.bound_trace[-1] - fit.bound_trace[0]).sum()
-        converged = bool(gain < tolerance)
-        num_left -= ROUND
-        if fit.status != "ok":
-            break
-    trace = torch.cat(traces)
-    return FitResult(trace, len(trace), converged, fit.status)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from torch_ssgp import functional as F
 from torch_ssgp.exceptions import breakdowns
+from torch_ssgp.inducing import evenly
 from torch_ssgp.modules import inducing_gram
 
 # Lengthscales tried, as fractions of the spread of the inputs; noise tried, as
@@ -51,7 +52,7 @@ def initialize_from_data(
         y: ``(*batch, n)``.
     """
     if y.size(-1) > SUBSET:
-        keep = torch.linspace(0, y.size(-1) - 1, SUBSET, device=y.device).long()
+        keep = evenly(x, SUBSET)
         x, y = x[..., keep, :], y[..., keep]
     for module in mean.modules():
         if isinstance(module, ConstantMean) and _untouched(module.raw_constant):

@@ -1,0 +1,446 @@
+r"""The memory of a stream: a small regression data set, finer than the model.
+
+A model computes with its inducing points. What was seen is kept apart from them, so
+that neither their number nor the hyperparameters of the moment decide what is
+remembered:
+
+* *raw data*, as they came: nothing about them is approximated, and those of other
+  likelihoods can still be read anew;
+* *rows*, pseudo-observations :math:`U f(Z_s) \approx g` of the function at the first
+  points of the memory (see :mod:`torch_ssgp.functional`), once there are more points
+  than the memory may hold.
+
+    remember   append data: exact
+    compress   choose points, project data and rows on them, one QR
+
+While a stream has no more data than the memory has room for, every update is batch
+inference on all data. Afterwards only what that many points cannot say is lost.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.kernels import RBFKernel
+from torch import Tensor, nn
+
+from torch_ssgp import functional as F
+from torch_ssgp.exceptions import ShapeError, StateError
+from torch_ssgp.functional import PseudoObservations
+from torch_ssgp.inducing import Candidates, GreedyInformation
+from torch_ssgp.validation import expands_to
+
+# Raw data that may wait for the next compression, as a share of the memory: a stream of
+# single points is then compressed once for many updates.
+OVERFLOW = 0.25
+# Lengthscale under which points are judged, in units of their spacing.
+ROUGHNESS = 1.5
+
+
+class Data(NamedTuple):
+    r"""Data as an update sees them, old raw ones first.
+
+    Attributes:
+        x: ``(*batch, n, d)``.
+        y: ``(*batch, n)``, targets as they came.
+        noise: ``(*batch, n)``, known noise variances, NaN where there is none.
+        weight: ``(n,)``, powers of their likelihoods; ``None`` where all are one.
+    """
+
+    x: Tensor
+    y: Tensor
+    noise: Tensor | None = None
+    weight: Tensor | None = None
+
+    @property
+    def num_data(self) -> Tensor | int:
+        """The number of data, each counted with its weight."""
+        return self.y.size(-1) if self.weight is None else self.weight.sum()
+
+
+class GaussianData(NamedTuple):
+    """Data as Gaussian observations, whatever their likelihood.
+
+    Attributes:
+        target: ``(*batch, n)``, the targets, or those of their sites.
+        noise: ``(*batch, n)`` variances, or ``None`` if it is the noise that all rows
+            share.
+        offset: ``(*batch,)``, what is to be added to the residual so that the evidence
+            stays the bound.
+    """
+
+    target: Tensor
+    noise: Tensor | None
+    offset: Tensor
+
+
+class Rows(NamedTuple):
+    """The compressed part of a memory: pseudo-observations ``past`` at ``points``."""
+
+    points: Tensor
+    past: PseudoObservations
+
+
+class Buffers(nn.Module):
+    """Buffers that change their size, keep their dtype, and are replaced all at once.
+
+    Subclasses say in ``SIZES`` which dimensions each buffer has after those of the
+    batch: the same letter stands for the same size.
+    """
+
+    SIZES: dict[str, str]
+    OPTIONAL: tuple[str, ...] = ()  # of no dimension as long as they are empty
+
+    def replace(self, **buffers: Tensor) -> None:
+        """Take new buffers in one assignment: a reader sees the old ones, or these."""
+        self.__dict__["_buffers"] = self._buffers | buffers
+
+    def __copy__(self) -> Any:
+        """The same buffers, which stay when those of this one are replaced."""
+        new = type(self).__new__(type(self))
+        new.__dict__ = {**self.__dict__, "_buffers": dict(self._buffers)}
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Deep copies and pickles hold values: a fantasy's graph can be neither."""
+        buffers = {name: buffer.detach() for name, buffer in self.named_buffers()}
+        return {**self.__dict__, "_buffers": buffers}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move with the model, but stay in the dtype of the algebra."""
+        buffers = {}
+        for name, buffer in self.named_buffers():
+            device = fn(buffer.new_empty(0)).device
+            buffers[name] = buffer if device == buffer.device else buffer.to(device)
+        self.replace(**buffers)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take sizes and dtypes of what is loaded; the default would insist on its own.
+
+        Buffers are in the dtype of the algebra, whatever that of the model.
+        """
+        g = state_dict.get(prefix + "g", self.g)
+        if g.shape[:-1] != self.g.shape[:-1]:
+            raise ShapeError(
+                f"{prefix}g has shape {tuple(g.shape)} in the state loaded, "
+                f"{tuple(self.g.shape)} here: the two models have different batch "
+                "shapes. Build the model with the batch_shape of the saved one."
+            )
+        found = {
+            name: state_dict[prefix + name]
+            for name in self.SIZES
+            if prefix + name in state_dict
+        }
+        if found:
+            self._check_sizes(found, prefix)
+        for name, value in found.items():
+            # Also where the sizes agree: caches know their buffers by identity.
+            setattr(self, name, torch.empty_like(value, device=self.g.device))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _check_sizes(self, values: dict[str, Tensor], prefix: str) -> None:
+        """Raise unless these are the buffers of one object."""
+        missing = [prefix + name for name in self.SIZES if name not in values]
+        what = type(self).__name__
+        if missing:
+            raise StateError(
+                f"The state has a {what} without {', '.join(missing)}; nothing was "
+                "loaded. It is loaded with all its tensors, or not at all."
+            )
+        batch_shape = values["g"].shape[:-1]
+        sizes: dict[str, int] = {}
+        for name, letters in self.SIZES.items():
+            shape = values[name].shape
+            cut = len(shape) - len(letters)
+            if name in self.OPTIONAL and 0 in shape[cut:]:
+                continue
+            if not (
+                cut >= 0
+                and expands_to(shape[:cut], batch_shape)
+                and all(
+                    sizes.setdefault(letter, size) == size
+                    for letter, size in zip(letters, shape[cut:], strict=True)
+                )
+            ):
+                raise StateError(
+                    f"{prefix}{name} has shape {tuple(shape)} in the state loaded, "
+                    f"which does not go with the rest of the {what}; nothing was "
+                    "loaded. Use a state as it came from state_dict()."
+                )
+
+
+class Memory(Buffers):
+    r"""What a stream has said, of a size that does not grow with it.
+
+    Args:
+        batch_shape: Shape of independent streams.
+
+    Attributes:
+        points: ``(*batch, r, d)``: those of the rows, then the inputs of raw data.
+        U: ``(*batch, p, m)``, rows observed at the first ``m`` points.
+        g: ``(*batch, p)``, their targets.
+        row_residual: ``(*batch,)``, what no function at those points explains.
+        row_data: ``()``, data behind the rows; fractional after forgetting.
+        y: ``(*batch, k)``, targets of the raw data, as they came.
+        target: ``(*batch, k)``, the same as Gaussian observations: their sites.
+        noise: ``(*batch, k)``, noise variances of these; NaN where the likelihood's
+            noise is that of all rows.
+        weight: ``(k,)``, powers of their likelihoods, below one after forgetting.
+        offset: ``(*batch,)``, residual that belongs to the sites.
+        shared_noise: Whether the noise of the rows follows the likelihood.
+        started_at: ``()``, data seen when hyperparameters were last learned from a
+            fresh start.
+    """
+
+    SIZES = {
+        "points": "rd",
+        "U": "pm",
+        "g": "p",
+        "row_residual": "",
+        "row_data": "",
+        "y": "k",
+        "target": "k",
+        "noise": "k",
+        "weight": "k",
+        "offset": "",
+        "shared_noise": "",
+        "started_at": "",
+    }
+
+    points: Tensor
+    U: Tensor
+    g: Tensor
+    row_residual: Tensor
+    row_data: Tensor
+    y: Tensor
+    target: Tensor
+    noise: Tensor
+    weight: Tensor
+    offset: Tensor
+    shared_noise: Tensor
+    started_at: Tensor
+
+    def __init__(self, batch_shape: torch.Size = torch.Size()) -> None:
+        super().__init__()
+        empty = {
+            "points": torch.zeros(*batch_shape, 0, 0),
+            "U": torch.zeros(*batch_shape, 0, 0),
+            "g": torch.zeros(*batch_shape, 0),
+            "row_residual": torch.zeros(batch_shape),
+            "row_data": torch.zeros(()),
+            "y": torch.zeros(*batch_shape, 0),
+            "target": torch.zeros(*batch_shape, 0),
+            "noise": torch.zeros(*batch_shape, 0),
+            "weight": torch.zeros(0),
+            "offset": torch.zeros(batch_shape),
+            "started_at": torch.zeros(()),
+        }
+        for name, value in empty.items():
+            self.register_buffer(name, value.double())
+        self.register_buffer("shared_noise", torch.tensor(False))
+
+    # -- what is in it --------------------------------------------------------------
+
+    @property
+    def num_points(self) -> int:
+        """The number of points, those of raw data included."""
+        return self.points.size(-2)
+
+    @property
+    def num_raw(self) -> int:
+        """The number of raw data."""
+        return self.y.size(-1)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was remembered yet."""
+        return self.num_points == 0
+
+    @property
+    def num_data(self) -> Tensor:
+        """``()``, data seen; fractional after forgetting."""
+        now = copy(self)
+        return now.row_data + now.weight.sum()
+
+    @property
+    def compressed(self) -> Rows:
+        """The rows, and the points they observe."""
+        now = copy(self)
+        past = PseudoObservations(now.U, now.g, now.row_residual, now.row_data)
+        return Rows(now.points[..., : now.U.size(-1), :], past)
+
+    @property
+    def raw_x(self) -> Tensor:
+        """Inputs of the raw data, ``(*batch, k, d)``."""
+        now = copy(self)
+        return now.points[..., now.U.size(-1) :, :]
+
+    def pseudo_observations(self, noise: Tensor, s: Tensor) -> PseudoObservations:
+        """All of it as pseudo-observations at ``points``.
+
+        Args:
+            noise: ``(*batch, k)`` or broadcastable, noise variances of raw data.
+            s: ``(*batch,)`` noise scale of the rows.
+        """
+        now = copy(self)
+        _, past = now.compressed
+        past = past._replace(rho=past.rho + now.offset)
+        if now.num_raw == 0:
+            return past
+        return F.observe(past, now.target, noise, s, now.weight)
+
+    @property
+    def rows(self) -> Tensor:
+        """``(*batch, rows, r)``: what was observed, one row per observation.
+
+        In units of the noise that all share, or of each row's own noise.
+        """
+        now = copy(self)
+        noise = torch.where(now.noise.isnan(), 1.0, now.noise)
+        return now.pseudo_observations(noise, torch.ones_like(now.residual)).U
+
+    @property
+    def residual(self) -> Tensor:
+        """``(*batch,)``, what no function at the points explains."""
+        now = copy(self)
+        return now.row_residual + now.offset
+
+
+# -- remembering ------------------------------------------------------------------
+
+
+def remember(old: Data, new: Data) -> Data:
+    """New data below the raw ones of before; with a noise each, where any has one.
+
+    Args:
+        old: Raw data of the memory.
+        new: New data.
+    """
+    if old.y.size(-1) == 0:
+        return new
+    noise = None
+    if old.noise is not None or new.noise is not None:
+        noise = _joined(
+            *(
+                torch.full_like(d.y, torch.nan) if d.noise is None else d.noise
+                for d in (old, new)
+            )
+        )
+    weight = None
+    if old.weight is not None or new.weight is not None:
+        ones = (torch.ones_like(d.x[(0,) * (d.x.ndim - 2)][:, 0]) for d in (old, new))
+        weight = torch.cat(
+            [
+                one if d.weight is None else d.weight
+                for one, d in zip(ones, (old, new), strict=True)
+            ]
+        )
+    return Data(
+        torch.cat(F.broadcast_matrices(old.x, new.x), -2),
+        _joined(old.y, new.y),
+        noise,
+        weight,
+    )
+
+
+def _joined(u: Tensor, v: Tensor) -> Tensor:
+    return torch.cat(F.broadcast_rows(u, v), -1)
+
+
+# -- compressing ------------------------------------------------------------------
+
+
+def is_full(num_points: int, capacity: int) -> bool:
+    """Whether so many points are more than a memory of this capacity lets wait."""
+    return num_points > capacity + int(OVERFLOW * capacity)
+
+
+def choose_points(
+    rows: Rows, x: Tensor, weight: Tensor, capacity: int, jitter: float, kept: Tensor
+) -> Tensor:
+    """The points that a memory goes on with.
+
+    They are judged under a rough kernel of our own, with lengthscales of the spacing
+    that so many points have: what the present hyperparameters believe must not throw
+    away what would refute them. Inputs that coincide share a point.
+
+    Args:
+        rows: The compressed part so far.
+        x: ``(*batch, n, d)``, inputs of raw data.
+        weight: ``(*batch, n)``, their precision in units of the rows.
+        capacity: Number of points allowed.
+        jitter: Relative jitter.
+        kept: ``(*batch, m, d)``, points to keep in any case; perhaps none.
+
+    Returns:
+        ``(*batch, at most capacity, d)``, those to be kept first.
+    """
+    if kept.size(-2) >= capacity:
+        return kept
+    points = torch.cat([kept, rows.points, x], -2)
+    distinct = points[..., first_of_each(points), :]
+    if distinct.size(-2) <= capacity:
+        return distinct
+    candidates = Candidates(
+        kernel=_rough_kernel(points, capacity),
+        z_a=kept,
+        z_s=rows.points,
+        past=rows.past,
+        x=x,
+        weight=weight,
+        s=torch.ones_like(weight[..., 0]),
+        jitter=jitter,
+        num_inducing=capacity - kept.size(-2),
+    )
+    chosen = GreedyInformation().rank(candidates, given=kept).points
+    return torch.cat([kept, chosen], -2)
+
+
+def first_of_each(points: Tensor) -> Tensor:
+    """Indices of the points that no earlier one equals in all streams.
+
+    Args:
+        points: ``(*batch, n, d)``.
+    """
+    flat = points.movedim(-2, 0).flatten(1)  # streams side by side
+    distinct, inverse = torch.unique(flat, dim=0, return_inverse=True)
+    order = torch.arange(len(flat), device=flat.device)
+    first = order.new_full((len(distinct),), len(flat))
+    return first.scatter_reduce(0, inverse, order, "amin").sort().values
+
+
+def _rough_kernel(points: Tensor, capacity: int) -> RBFKernel:
+    num_dims = points.size(-1)
+    span = points.amax(-2, keepdim=True) - points.amin(-2, keepdim=True)
+    span = torch.where(span > 0, span, torch.ones_like(span))
+    kernel = RBFKernel(ard_num_dims=num_dims, batch_shape=points.shape[:-2]).to(points)
+    kernel.lengthscale = ROUGHNESS * span / capacity ** (1 / num_dims)
+    return kernel.requires_grad_(False)
+
+
+class Start(nn.Module):
+    """Hyperparameters as they were before the first update: what a user set is in them.
+
+    Args:
+        parameters: The parameters of a new model.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__()
+        for name, value in self.named(parameters).items():
+            self.register_buffer(name, value)
+
+    @staticmethod
+    def named(parameters: list[nn.Parameter]) -> dict[str, Tensor]:
+        """Copies of their values, with the names of the buffers."""
+        return {f"p{i}": p.detach().clone() for i, p in enumerate(parameters)}
+
+    @property
+    def values(self) -> list[Tensor]:
+        """In the order of the parameters."""
+        return list(self.buffers())

@@ -1,0 +1,21 @@
+"""One update of a stream, as a function: what is remembered and learned from new data.
+
+    remember -> choose points -> ascend -> summarise -> compress
+
+===========================  ==========================================================
+``learning.py``              the walk of an update: ``learn``
+``options.py``               its options: defaults and checks
+``result.py``                what it reports: ``UpdateResult``, ``Status``
+``objective.py``             the bound, as a function of hyperparameters and points
+``sites.py``                 the same for likelihoods that are not Gaussian
+``initialization.py``        hyperparameters to start from
+``site_initialization.py``   the same for likelihoods that are not Gaussian
+``coordinates.py``           variables in which one learning rate suits every parameter
+``ascent.py``                the inner loop
+===========================  ==========================================================
+"""
+
+from torch_ssgp.update.options import UpdateOptions
+from torch_ssgp.update.result import Status, UpdateResult
+
+__all__ = ["Status", "UpdateOptions", "UpdateResult"]

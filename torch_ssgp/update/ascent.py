@@ -1,0 +1,287 @@
+"""The inner loop: maximise the bound over hyperparameters and inducing points."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_ssgp.exceptions import (
+    Breakdown,
+    FactorizationError,
+    MissingDependencyError,
+    breakdowns,
+)
+from torch_ssgp.update.coordinates import Coordinate, coordinates
+from torch_ssgp.update.objective import Objective, sum_over
+from torch_ssgp.update.options import Callback, UpdateOptions
+from torch_ssgp.update.result import Status
+
+LEARNING_RATES = {"adam": 0.05, "lbfgs": 1.0}
+CHECK_EVERY = 10  # steps between two looks at the loss: a device waits only there
+PATIENCE = 20  # steps without progress that make a plateau
+TOLERANCE = 1e-4  # nats per datum that count as progress
+
+
+class Ascended(NamedTuple):
+    """What the inner loop did.
+
+    Attributes:
+        bound_trace: ``(steps, *batch)``, the bound after every step.
+        num_steps: Steps taken.
+        converged: Whether they ended on a plateau.
+        status: Whether anything went wrong.
+    """
+
+    bound_trace: Tensor
+    num_steps: int
+    converged: bool
+    status: Status = Status.OK
+
+
+def choose(condition: Tensor, eta: Tensor, other: Tensor) -> Tensor:
+    """``eta`` of the streams for which ``condition`` holds, else ``other``."""
+    return torch.where(
+        condition.reshape(condition.shape + (1,) * (eta.ndim - condition.ndim)),
+        eta,
+        other,
+    )
+
+
+class _Ascent:
+    """Evaluates the objective at the present ``eta`` and remembers the best.
+
+    Streams that share no variable are independent: each has a best of its own.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        variables: list[Coordinate],
+        callback: Callback | None = None,
+        trust_region: float | None = None,
+    ) -> None:
+        self.objective, self.variables, self.callback = objective, variables, callback
+        self.etas = [v.eta for v in variables]
+        self.num_data = float(objective.num_data)
+        self.trust_region = trust_region
+        self.tied = [  # logarithms of hyperparameters, and where they were
+            (v.eta, v.eta.detach().clone()) for v in variables if v.floor is not None
+        ]
+        batch = objective.batch_shape
+        independent = not objective.coupled and all(
+            eta.shape[: len(batch)] == batch for eta in self.etas
+        )
+        self.batch = batch if independent else torch.Size()
+        self.best_etas = [eta.detach().clone() for eta in self.etas]
+        self.trace: list[Tensor] = []
+        self.best: list[Tensor] = []
+
+    def leash(self) -> Tensor | float:
+        r"""Cost of leaving the trust region :math:`\tau`, in nats.
+
+        .. math:: \tfrac12 \sum_i (\log \theta_i / \theta_i^{old})^2 / \tau^2
+        """
+        if self.trust_region is None:
+            return 0.0
+        moves = [
+            sum_over((eta - old).square(), len(self.batch)) for eta, old in self.tied
+        ]
+        return 0.5 * sum(moves) / self.trust_region**2
+
+    def score(self) -> Tensor:
+        """What to maximise: of each stream, or the mean of streams that share."""
+        total, self.bound = self.objective.total()
+        num_sharing = total.numel() // self.batch.numel()
+        return (sum_over(total, len(self.batch)) - self.leash()) / num_sharing
+
+    def loss(self, needs_gradient: bool = True) -> Tensor:
+        """Negative score per datum; leaves its gradient in every ``eta``."""
+        raws = [v.to_parameter(v.eta) for v in self.variables]
+        with torch.no_grad():
+            for variable, raw in zip(self.variables, raws, strict=True):
+                variable.parameter.copy_(raw)
+                variable.parameter.grad = None
+                variable.eta.grad = None
+        with torch.set_grad_enabled(needs_gradient):
+            score = self.score()
+        loss = -score.sum() / self.num_data
+        if needs_gradient and loss.requires_grad:
+            with breakdowns():
+                loss.backward()
+            # A noise that no datum has, since theirs are known, has no gradient.
+            grads = [v.parameter.grad for v in self.variables]
+            used = [i for i, grad in enumerate(grads) if grad is not None]
+            torch.autograd.backward([raws[i] for i in used], [grads[i] for i in used])
+        self._remember(score.detach())
+        return loss.detach()
+
+    def _remember(self, score: Tensor) -> None:
+        self.last = score
+        previous = self.best[-1] if self.best else torch.full_like(score, -torch.inf)
+        better = (score > previous) & torch.isfinite(score)
+        for best, eta in zip(self.best_etas, self.etas, strict=True):
+            best.copy_(choose(better, eta.detach(), best))
+        self.best.append(torch.where(better, score, previous))
+
+    def report(self) -> None:
+        """Tell what the bound is after a step."""
+        bound = self.bound.detach()
+        self.trace.append(bound)
+        if self.callback is not None:
+            try:
+                self.callback(len(self.trace), bound)
+            except Breakdown as error:  # of another model, not of this loop
+                raise FactorizationError(str(error)) from error
+
+    @torch.no_grad()
+    def restore_best(self) -> None:
+        """Leave the best iterate in the parameters."""
+        for variable, eta in zip(self.variables, self.best_etas, strict=True):
+            variable.move(eta)
+
+    def plateau(self) -> bool:
+        """Whether the last steps gained nothing to speak of.
+
+        So they do once a step met NaN, which an optimiser does not forget.
+        """
+        stop = ~torch.isfinite(self.last).all()
+        if len(self.best) > PATIENCE:
+            gain = self.best[-1] - self.best[-1 - PATIENCE]
+            stop = stop | (gain < self.tolerance).all()
+        return bool(stop)
+
+    @property
+    def tolerance(self) -> float:
+        """Nats that count as progress; classes that share their data share them."""
+        return TOLERANCE * self.num_data / self.objective.num_classes
+
+    def is_finite(self) -> bool:
+        """Whether the optimiser is where it could go on from."""
+        return bool(torch.stack([torch.isfinite(e).all() for e in self.etas]).all())
+
+
+def maximize(
+    objective: Objective, options: UpdateOptions, *, learn_hyperparameters: bool
+) -> Ascended:
+    """Maximise the objective in place and leave it at the best point met.
+
+    Args:
+        objective: The bound of one update.
+        options: Budget, optimiser, learning rate, trust region, what to report to.
+        learn_hyperparameters: Whether hyperparameters move in this update.
+
+    Returns:
+        Trace of the bound, steps taken and whether they ended on a plateau.
+    """
+    num_steps, name = options.num_steps, options.optimizer
+    nothing = objective.data.y.new_empty(0, *objective.batch_shape)
+    variables = coordinates(
+        objective,
+        learn_hyperparameters and num_steps > 0,
+        objective.z.requires_grad and num_steps > 0,
+    )
+    if not variables:
+        return Ascended(nothing, 0, True)
+    bar = _progress_bar(num_steps) if options.progress else None
+    callback = _chain(options.callback, bar)
+    ascent = _Ascent(objective, variables, callback, options.trust_region)
+    run = {"adam": _adam, "lbfgs": _lbfgs}[name]
+    try:
+        converged = run(ascent, num_steps, options.lr or LEARNING_RATES[name])
+        good = ascent.is_finite() and bool(torch.isfinite(ascent.last).all())
+    except Breakdown:
+        converged = good = False
+    finally:
+        if bar is not None:
+            bar.close()
+    ascent.restore_best()
+    status = Status.OK if good else Status.LAST_ITERATE
+    if not ascent.trace:
+        return Ascended(nothing, 0, False, status)
+    trace = torch.stack(ascent.trace)
+    trace = trace[torch.isfinite(trace).reshape(len(trace), -1).all(-1)]
+    return Ascended(trace, len(trace), converged and good, status)
+
+
+def _adam(ascent: _Ascent, num_steps: int, lr: float) -> bool:
+    optimizer = torch.optim.Adam(ascent.etas, lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, num_steps, eta_min=0.1 * lr
+    )
+    ascent.loss()
+    for step in range(1, num_steps + 1):
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            for variable in ascent.variables:
+                if variable.floor is not None:
+                    variable.eta.clamp_(min=variable.floor)
+        ascent.loss(needs_gradient=step < num_steps)
+        ascent.report()
+        if step % CHECK_EVERY == 0 and ascent.plateau():
+            return True
+    return False
+
+
+def _lbfgs(ascent: _Ascent, num_steps: int, lr: float) -> bool:
+    """L-BFGS needs a function that stays: where it does not, it runs in rounds."""
+
+    def closure() -> Tensor:
+        loss = ascent.loss()
+        ascent.report()
+        if not ascent.is_finite():  # no more waiting: L-BFGS looks at every loss
+            raise Breakdown("L-BFGS left the finite numbers")
+        # From infinity a line search turns back; NaN would lead it astray.
+        return torch.where(torch.isfinite(loss), loss, math.inf)
+
+    length = ascent.objective.round_length or num_steps
+    for num_left in range(num_steps, 0, -length):
+        num_iterations = min(length, num_left)
+        max_eval = max(num_iterations * 5 // 4, 1)
+        ascent.objective.new_round()
+        num_before = len(ascent.trace)
+        optimizer = torch.optim.LBFGS(
+            ascent.etas,
+            lr=lr,
+            max_iter=num_iterations,
+            max_eval=max_eval,
+            tolerance_change=1e-9,
+            line_search_fn="strong_wolfe",
+        )
+        optimizer.step(closure)
+        ascent.last = ascent.best[-1]  # a line search may end with a look too far
+        state = optimizer.state[ascent.etas[0]]
+        if ascent.objective.round_length is None:
+            return state["n_iter"] < num_iterations and state["func_evals"] < max_eval
+        gain = (ascent.trace[-1] - ascent.trace[num_before]).sum()
+        if bool(gain < ascent.tolerance):
+            return True
+        with torch.no_grad():
+            for eta, best in zip(ascent.etas, ascent.best_etas, strict=True):
+                eta.copy_(best)
+    return False
+
+
+def _chain(callback: Callback | None, bar: Any) -> Callback | None:
+    if bar is None:
+        return callback
+
+    def both(step: int, bound: Tensor) -> None:
+        bar.update()
+        if callback is not None:
+            callback(step, bound)
+
+    return both
+
+
+def _progress_bar(total: int) -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise MissingDependencyError(
+            "progress=True needs tqdm. Install it with: pip install 'torch_ssgp[plot]'"
+        ) from error
+    return tqdm(total=total, desc="update", leave=False)

@@ -1,0 +1,118 @@
+"""Variables in which one learning rate suits every parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.means import ConstantMean
+from gpytorch.module import Module
+from torch import Tensor, nn
+
+from torch_ssgp.update.initialization import fit_shape
+from torch_ssgp.update.objective import Objective
+
+WEIGHT = 0.2  # unit of the weights of a network before a kernel
+
+
+class Coordinate(NamedTuple):
+    """One parameter, and the variable the optimiser sees instead.
+
+    Attributes:
+        parameter: What the modules read.
+        eta: What the optimiser moves.
+        to_parameter: ``parameter = to_parameter(eta)``.
+        floor: Smallest value of ``eta``, below which gradients would vanish.
+    """
+
+    parameter: nn.Parameter
+    eta: Tensor
+    to_parameter: Callable[[Tensor], Tensor]
+    floor: Tensor | None = None
+
+    def move(self, eta: Tensor) -> None:
+        """Go there."""
+        self.eta.copy_(eta)
+        self.parameter.copy_(self.to_parameter(eta))
+
+
+def coordinates(
+    objective: Objective,
+    learn_hyperparameters: bool,
+    learn_inducing_points: bool,
+) -> list[Coordinate]:
+    """Variables in which one learning rate suits every parameter.
+
+    Positive hyperparameters are moved in their logarithm, whatever transform their
+    constraint uses, so that they neither crawl when large nor get stuck when small;
+    constants of the mean in units of the spread of the targets; inducing points in
+    units of their spacing; weights of networks in units of their usual size.
+    """
+    result = []
+    if learn_hyperparameters:
+        for module in (objective.mean, objective.kernel, objective.likelihood):
+            result += _hyperparameters(module, objective.spread())
+    if learn_inducing_points:
+        z = objective.z
+        start, spacing = z.detach().clone(), _spacing(z.detach(), objective.data.x)
+        result.append(
+            Coordinate(z, torch.zeros_like(start), lambda eta: start + spacing * eta)
+        )
+    return [c._replace(eta=c.eta.requires_grad_()) for c in result]
+
+
+def _spacing(z: Tensor, x: Tensor) -> Tensor:
+    """Typical distance of neighbouring inducing points, ``(*batch, 1, d)``."""
+    points = torch.cat([z, x], -2)
+    spread = points.amax(-2, keepdim=True) - points.amin(-2, keepdim=True)
+    spread = torch.where(spread > 0, spread, 1)
+    return spread * z.size(-2) ** (-1.0 / z.size(-1))
+
+
+def _hyperparameters(module: Module, spread: Tensor) -> list[Coordinate]:
+    constants = {
+        id(m.raw_constant) for m in module.modules() if isinstance(m, ConstantMean)
+    }
+    weights = {
+        id(parameter)
+        for part in module.modules()
+        if not isinstance(part, Module)
+        for parameter in part.parameters(recurse=False)
+    }
+    result = []
+    for _, parameter, constraint in module.named_parameters_and_constraints():
+        if not parameter.requires_grad:
+            continue
+        raw = parameter.detach().clone()
+        if _is_positive(constraint):
+            result.append(_log_coordinate(parameter, constraint))
+        elif id(parameter) in constants and constraint is None:
+            unit = fit_shape(spread, raw)
+            result.append(Coordinate(parameter, raw / unit, unit.mul))
+        elif id(parameter) in weights:
+            result.append(Coordinate(parameter, raw / WEIGHT, lambda eta: WEIGHT * eta))
+        else:
+            result.append(Coordinate(parameter, raw, lambda eta: eta))
+    return result
+
+
+def _is_positive(constraint: Interval | None) -> bool:
+    return isinstance(constraint, GreaterThan) and bool(
+        (constraint.lower_bound >= 0).all()
+    )
+
+
+def _log_coordinate(parameter: nn.Parameter, constraint: GreaterThan) -> Coordinate:
+    # The logarithm of the value, not of its distance to the bound: the gradient does
+    # not vanish there, so what came to rest at a bound can leave it again.
+    floor = (constraint.lower_bound * 1.01).clamp_min(1e-30).log()
+    eta = constraint.transform(parameter.detach()).log().maximum(floor)
+
+    def to_parameter(eta: Tensor) -> Tensor:
+        # A line search may look below the floor, where the inverse has no value.
+        value = torch.where(eta < floor, floor, eta).exp()
+        return constraint.inverse_transform(value)
+
+    return Coordinate(parameter, eta, to_parameter, floor)

@@ -1,0 +1,289 @@
+"""The bound of one update, as a function of hyperparameters and inducing points."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.means import Mean
+from torch import Tensor, nn
+
+from torch_ssgp import functional as F
+from torch_ssgp.exceptions import Breakdown, breakdowns
+from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
+from torch_ssgp.memory import Data, GaussianData, Memory
+from torch_ssgp.modules import observation_noise, prior_blocks, same_variables
+from torch_ssgp.update.initialization import initialize_from_data
+
+JITTERS = (1e-6, 1e-4, 1e-2)  # tried one after the other where a smaller one fails
+
+
+class Prior(NamedTuple):
+    """The modules of a model, or working copies of them."""
+
+    mean: Mean
+    kernel: Kernel
+    likelihood: Likelihood
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters, in a fixed order."""
+        return [p for module in self for p in module.parameters()]
+
+
+class Objective(nn.Module, ABC):
+    """The bound of one update, on working copies: the model is not touched.
+
+    Args:
+        prior: Working copies of mean, kernel and likelihood.
+        data: Raw data of the memory and new data.
+        z_a: ``(*batch, m_a, d)`` points of the memory at which the past is known.
+        past: Pseudo-observations at ``z_a``.
+        shared_noise: Whether the rows of the past have the noise of the likelihood.
+        alpha: Power of Power-EP.
+        jitter: Relative jitter.
+    """
+
+    z: nn.Parameter
+    settled: bool = True  # what is not learned by gradients has converged
+    round_length: int | None = None  # steps of L-BFGS for which the function stays
+
+    def __init__(
+        self,
+        prior: Prior,
+        data: Data,
+        z_a: Tensor,
+        past: PseudoObservations,
+        *,
+        shared_noise: bool,
+        alpha: float,
+        jitter: float,
+    ) -> None:
+        super().__init__()
+        self.mean, self.kernel, self.likelihood = prior
+        self.data, self.z_a, self.past = data, z_a, past
+        self.shared_noise, self.alpha, self.jitter = shared_noise, alpha, jitter
+        self.loss_before: Tensor | None = None  # nats, at the first call of `total`
+
+    # -- what a likelihood decides ----------------------------------------------------
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the last batch dimension is classes that share their data."""
+        return False
+
+    @property
+    def num_classes(self) -> int:
+        """The number of functions that share their data."""
+        return self.batch_shape[-1] if self.coupled else 1
+
+    @abstractmethod
+    def initialize(self) -> None:
+        """Read hyperparameters that nobody set off data and past, in place."""
+
+    @abstractmethod
+    def noises(self) -> tuple[Tensor, Tensor]:
+        """Noise of the data ``(*batch, n)`` and noise scale of rows ``(*batch,)``."""
+
+    @abstractmethod
+    def total(self) -> tuple[Tensor, Tensor]:
+        """What the inner loop maximises and the bounds in it, ``(*batch,)`` each."""
+
+    @abstractmethod
+    def as_gaussian(self, prior: PriorBlocks, *, freeze: bool) -> GaussianData:
+        """The data as Gaussian observations.
+
+        Args:
+            prior: Prior blocks at the final hyperparameters and inducing points.
+            freeze: Whether nobody will look at the data again.
+        """
+
+    @abstractmethod
+    def remembered_noise(self, data: GaussianData) -> Tensor:
+        """Noise with which raw data are remembered ``(*batch, n)``.
+
+        Args:
+            data: What :meth:`as_gaussian` returned.
+        """
+
+    @abstractmethod
+    def spread(self) -> Tensor:
+        """Typical size of the function ``(*batch,)``, the unit of a constant mean."""
+
+    def recall_sites(self, memory: Memory) -> None:
+        """Begin with the sites that data of the memory had, if they have any."""
+
+    def new_round(self) -> None:
+        """Called before every round of L-BFGS, see ``round_length``."""
+
+    # -- what all share ---------------------------------------------------------------
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Shape of independent streams."""
+        return self.data.y.shape[:-1]
+
+    @property
+    def modules_of_prior(self) -> Prior:
+        """Mean, kernel and likelihood."""
+        return Prior(self.mean, self.kernel, self.likelihood)
+
+    @property
+    def num_data(self) -> Tensor:
+        """``()``, data behind data and past."""
+        return self.past.n + self.data.num_data
+
+    def start_at(self, z: Tensor, learn: bool = False) -> None:
+        """Put the inducing points at ``z`` ``(*batch, m_b, d)``.
+
+        Args:
+            z: Inducing points.
+            learn: Whether they will move; then none is a point of the memory or the
+                data, which stay.
+        """
+        self.z = nn.Parameter(z.clone(), requires_grad=learn)
+        self.same = same_variables(z, self.data.x, self.z_a)
+        if learn:
+            self.same = torch.zeros_like(self.same)
+
+    def prior(self, z: Tensor | None = None) -> PriorBlocks:
+        """Prior blocks at the present hyperparameters and inducing points.
+
+        Args:
+            z: ``(*batch, m, d)``, other points than the inducing points.
+        """
+        same = self.same
+        if z is None:
+            z = self.z
+        else:
+            same = same_variables(z, self.data.x, self.z_a)
+        return prior_blocks(
+            self.mean, self.kernel, z, self.data.x, self.z_a, self.jitter, same
+        )
+
+    def project(
+        self, prior: PriorBlocks, data: GaussianData
+    ) -> tuple[Projection, Tensor]:
+        """Rows of the regression on the points of ``prior``, and their noise scale."""
+        _, s = self.noises()
+        past = self.past._replace(rho=self.past.rho + data.offset)
+        rows = F.project(
+            prior, past, data.target, data.noise, s, self.alpha, self.data.weight
+        )
+        return rows, s
+
+    @torch.no_grad()
+    def check_finite(self) -> None:
+        """Raise :class:`Breakdown` unless there is a point to start from."""
+        if not bool(torch.isfinite(self.total()[0]).all()):
+            raise Breakdown("the bound is not finite before the first step")
+
+    def raise_jitter(self) -> bool:
+        """Take a larger jitter, if there is one; whether there was.
+
+        What was found with the smaller one is forgotten.
+        """
+        larger = [jitter for jitter in JITTERS if jitter > self.jitter]
+        self.jitter = larger[0] if larger else self.jitter
+        self.loss_before = None
+        return bool(larger)
+
+    @breakdowns(ValueError)  # of a distribution, where a hyperparameter is NaN
+    def log_prior(self) -> Tensor | float:
+        """Log-density of the hyperparameters under GPyTorch priors, ``(*batch,)``.
+
+        Streams that share a hyperparameter share its density.
+        """
+        batch = self.batch_shape
+        total: Tensor | float = 0.0
+        for module in (self.mean, self.kernel, self.likelihood):
+            for _, owner, prior, closure, _ in module.named_priors():
+                density = prior.log_prob(closure(owner))
+                if density.shape[: len(batch)] == batch:
+                    total = total + sum_over(density, len(batch))
+                else:
+                    total = total + density.sum() / batch.numel()
+        return total
+
+
+def sum_over(values: Tensor, num_kept: int) -> Tensor:
+    """Sum of all but the first ``num_kept`` dimensions."""
+    return values.unsqueeze(-1).flatten(num_kept).sum(-1)
+
+
+class GaussianObjective(Objective):
+    """The bound with Gaussian noise, in closed form."""
+
+    def initialize(self) -> None:
+        """Read hyperparameters that nobody set off data and past, in place."""
+        x, y = self.data.x, self.data.y
+        if self.z_a.size(-2):
+            z, a = known_values(self.z_a, self.past)
+            x, y = torch.cat([z, x], -2), torch.cat(F.broadcast_rows(a, y), -1)
+        initialize_from_data(*self.modules_of_prior, x, y)
+
+    def noises(self) -> tuple[Tensor, Tensor]:
+        """Noise of the data ``(*batch, n)`` and noise scale of rows ``(*batch,)``."""
+        y = self.data.y
+        noise = observation_noise(self.likelihood, self.data.noise)
+        if self.shared_noise:
+            s = noise.squeeze(-1).expand(y.shape[:-1])
+            return s.unsqueeze(-1), s
+        return noise.expand(y.shape), y.new_ones(y.shape[:-1])
+
+    def as_gaussian(
+        self, prior: PriorBlocks | None = None, *, freeze: bool = False
+    ) -> GaussianData:
+        """The data themselves."""
+        noise = None if self.shared_noise else self.noises()[0]
+        return GaussianData(self.data.y, noise, torch.zeros_like(self.past.rho))
+
+    def remembered_noise(self, data: GaussianData) -> Tensor:
+        """NaN where it follows the likelihood; else what is known, or was learned."""
+        if data.noise is None:
+            return torch.full_like(data.target, torch.nan)
+        known = self.data.noise
+        if known is None or not isinstance(
+            self.likelihood, FixedNoiseGaussianLikelihood
+        ):
+            return data.noise
+        return known.expand(data.target.shape)
+
+    @breakdowns()
+    def total(self) -> tuple[Tensor, Tensor]:
+        """What the inner loop maximises and the bounds in it, ``(*batch,)`` each."""
+        rows, s = self.project(self.prior(), self.as_gaussian())
+        if self.loss_before is None:
+            self.loss_before = (rows.loss / (2 * s)).detach()
+        bound = F.evidence(rows, s)
+        return bound + self.log_prior(), bound
+
+    def spread(self) -> Tensor:
+        """Spread of the targets ``(*batch,)``, the unit of a constant mean."""
+        spread = self.data.y.std(-1, correction=0)
+        return torch.where(spread > 0, spread, 1)
+
+
+def known_values(z: Tensor, past: PseudoObservations) -> tuple[Tensor, Tensor]:
+    """Points that pseudo-observations say much about, and the values they say.
+
+    Args:
+        z: ``(*batch, m, d)``.
+        past: Pseudo-observations at ``z``.
+
+    Returns:
+        ``(*batch, k, d)`` and ``(*batch, k)``; all streams have the same number.
+    """
+    weight = past.U.square().sum(-2)
+    known = weight > KNOWN * weight.amax(-1, keepdim=True)
+    count = int(known.sum(-1).min())
+    best = weight.topk(count, -1).indices
+    # Least squares with rows of full rank or not, on any device: by the pseudo-inverse.
+    a = (torch.linalg.pinv(past.U) @ past.g.unsqueeze(-1)).squeeze(-1)
+    z = z.gather(-2, best.unsqueeze(-1).expand(*best.shape, z.size(-1)))
+    return z, a.gather(-1, best.expand(*a.shape[:-1], -1))
+
+
+KNOWN = 0.25  # share of the largest weight that a point must have to count as known

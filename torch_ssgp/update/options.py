@@ -1,0 +1,94 @@
+"""The options of an update: defaults and checks, once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from torch_ssgp.exceptions import ArgumentError
+from torch_ssgp.validation import (
+    check_flag,
+    check_forget,
+    check_positive_int,
+    is_number,
+    kind_of,
+)
+
+Callback = Callable[[int, Tensor], Any]
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """How an update learns; see :meth:`torch_ssgp.StreamingGP.update`.
+
+    Attributes:
+        num_steps: Budget of gradient steps; 0 for the closed form alone.
+        lr: Learning rate, in units of log-hyperparameters and of the spacing of
+            inducing points; ``None`` for the default of the optimiser.
+        optimizer: ``"adam"`` or ``"lbfgs"``.
+        learn_hyperparameters: Whether the inner loop moves hyperparameters; a number
+            k for every k-th update only, beginning with the first.
+        learn_inducing_points: Whether it moves inducing points.
+        inducing_points: ``(*batch_shape, m, d)``, explicit inducing points.
+        trust_region: Width of the region that log-hyperparameters do not leave
+            lightly; ``None`` for none.
+        forget: Power of the past's likelihood, in (0, 1].
+        restart: Whether hyperparameters are also learned from a fresh start when
+            the data have doubled.
+        progress: Whether to show a progress bar.
+        callback: Called with the step and the bound after every step.
+    """
+
+    num_steps: int = 100
+    lr: float | None = None
+    optimizer: str = "adam"
+    learn_hyperparameters: bool | int = True
+    learn_inducing_points: bool = True
+    inducing_points: Tensor | None = None
+    trust_region: float | None = None
+    forget: float = 1.0
+    restart: bool = True
+    progress: bool = False
+    callback: Callback | None = None
+
+    def __post_init__(self) -> None:
+        check_positive_int(self.num_steps, "num_steps", at_least=0)
+        object.__setattr__(self, "num_steps", int(self.num_steps))
+        lr, trust_region = self.lr, self.trust_region
+        if lr is not None and not (is_number(lr) and 0 < lr < math.inf):
+            raise ArgumentError(
+                f"lr is {lr!r}; expected a number above zero, or None for the default "
+                "of the optimizer."
+            )
+        if self.optimizer not in ("adam", "lbfgs"):
+            raise ArgumentError(
+                f"optimizer is {self.optimizer!r}; expected 'adam' or 'lbfgs'."
+            )
+        check_forget(self.forget)
+        if not isinstance(self.learn_hyperparameters, bool):
+            check_positive_int(
+                self.learn_hyperparameters, "learn_hyperparameters", at_least=0
+            )
+        check_flag(self.learn_inducing_points, "learn_inducing_points")
+        check_flag(self.restart, "restart")
+        if trust_region is not None and not (
+            is_number(trust_region) and trust_region > 0
+        ):
+            raise ArgumentError(
+                f"trust_region is {trust_region!r}; expected a width above zero, or "
+                "None for no trust region."
+            )
+        if self.callback is not None and not callable(self.callback):
+            raise ArgumentError(
+                f"callback is {kind_of(self.callback)}; expected a function of the "
+                "step and the bound, callback(step, bound)."
+            )
+
+    def learns_at(self, num_updates: int) -> bool:
+        """Whether hyperparameters are learned after so many updates."""
+        every = int(self.learn_hyperparameters)
+        return self.num_steps > 0 and every > 0 and num_updates % every == 0

@@ -1,0 +1,95 @@
+"""What an update reports: numbers, and a status that carries its advice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from torch import Tensor
+
+
+class Status(StrEnum):
+    """How far an update had to fall back; equal to its name as a string."""
+
+    OK = "ok"
+    LAST_ITERATE = "last_iterate"
+    JITTER = "jitter"
+    CLOSED_FORM = "closed_form"
+
+    @property
+    def advice(self) -> str:
+        """What happened, and what to do about it."""
+        return _ADVICE[self]
+
+
+_ADVICE = {
+    Status.OK: "",
+    Status.LAST_ITERATE: (
+        "The inner loop met a value or a gradient that is not finite; the best "
+        "hyperparameters before were kept. Lower lr, or keep hyperparameters where the "
+        "kernel is finite by constraints or priors."
+    ),
+    Status.JITTER: (
+        "The covariance of the inducing points could not be factored; the jitter was "
+        "raised, see model.summary.jitter, and stays there. Check that the kernel is "
+        "positive definite, or set the jitter: with torch_ssgp.settings.jitter(1e-6): "
+        "..."
+    ),
+    Status.CLOSED_FORM: (
+        "Nothing finite came out of learning; the new data were absorbed with the old "
+        "hyperparameters. Check that kernel and likelihood are finite near them, and "
+        "bound hyperparameters by constraints or priors."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What one update did.
+
+    Attributes:
+        bound: ``(*batch,)``, bound on the log evidence of all data seen.
+        increment: ``(*batch,)``, by how much the new data changed it: the online
+            bound on log p(new data | data before). Increments add up to ``bound`` as
+            long as nothing is forgotten.
+        bound_trace: ``(steps, *batch)``, the bound after every step.
+        num_steps: Steps taken; of L-BFGS, evaluations of the bound, which may exceed
+            its budget by a quarter.
+        converged: Whether the inner loop ended on a plateau, not on its budget.
+        projection_loss: ``(*batch,)``, nats that the bound loses because the model
+            computes with its inducing points, not with all that is remembered.
+        projection_loss_before: ``(*batch,)``, the same before the inner loop, with
+            the inducing points it began with and the hyperparameters of before.
+        memory_loss: ``(*batch,)``, nats lost for good, because the memory was
+            compressed; zero while it has room.
+        num_inducing: Number of inducing points now.
+        num_kept: ``(*batch,)``, how many of the old inducing points are among them.
+        num_added: ``(*batch,)``, how many are new.
+        num_dropped: ``(*batch,)``, how many of the old ones are gone.
+        num_remembered: Number of points in the memory now.
+        restarted: ``(*batch,)``, whether hyperparameters learned from a fresh start
+            won over those of before; ``False`` where no fresh start was due.
+        seconds: Wall-clock time of the update.
+        status: ``"ok"``, or how far the update had to fall back, which a
+            ``NumericalWarning`` says too: ``"last_iterate"`` (the inner loop met a
+            value that is not finite and ended at the best point before),
+            ``"jitter"`` (the jitter was raised, and stays), ``"closed_form"`` (no
+            learning: the data were absorbed with the old hyperparameters).
+    """
+
+    bound: Tensor
+    increment: Tensor
+    bound_trace: Tensor = field(repr=False)
+    num_steps: int
+    converged: bool
+    projection_loss: Tensor
+    projection_loss_before: Tensor
+    memory_loss: Tensor
+    num_inducing: int
+    num_kept: Tensor
+    num_added: Tensor
+    num_dropped: Tensor
+    num_remembered: int
+    restarted: Tensor
+    seconds: float
+    status: Status = Status.OK
