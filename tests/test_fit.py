@@ -110,11 +110,11 @@ def test_adam_looks_at_the_loss_only_now_and_then(monkeypatch):
     gp = model()
     gp.update(x, y, num_steps=1)
     waits = []
-    from torch_ssgp.fit import _Ascent
+    from torch_ssgp.update.ascent import Ascent
 
-    original = _Ascent.plateau
+    original = Ascent.plateau
     monkeypatch.setattr(
-        _Ascent, "plateau", lambda *a: waits.append(1) or original(*a) and False
+        Ascent, "plateau", lambda *a: waits.append(1) or original(*a) and False
     )
     gp.update(x, y, num_steps=45)
     assert len(waits) == 4

@@ -76,6 +76,8 @@ class PriorBlocks(NamedTuple):
         m_b: ``(*batch, m_b)``, prior mean at the new inducing points.
         m_f: ``(*batch, n)``, at the new data.
         m_a: ``(*batch, m_a)``, at the old inducing points.
+        L_aa: ``(*batch, m_a, m_a)``, Cholesky factor of ``K_aa`` where what is lost
+            is to be known to the last digits, see :func:`whiten`.
     """
 
     K_bb: Tensor
@@ -86,6 +88,7 @@ class PriorBlocks(NamedTuple):
     m_b: Tensor
     m_f: Tensor
     m_a: Tensor
+    L_aa: Tensor | None = None
 
 
 class Projection(NamedTuple):
@@ -153,6 +156,60 @@ def squared_norm(v: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     return v.square().sum(dim)
 
 
+class Whitened(NamedTuple):
+    r"""Data and past in the coordinates :math:`w = L^{-1} (b - m_b)`.
+
+    Attributes:
+        L: ``(*batch, m_b, m_b)``, Cholesky factor of ``K_bb``.
+        A_f: ``(*batch, m_b, n)``, how data depend on ``w``.
+        lost_f: ``(*batch, n)``, the part of their prior variance ``w`` leaves.
+        G: ``(*batch, m_b, p)``, how pseudo-observations depend on ``w``.
+        seen: ``(*batch,)``, :math:`\mathrm{tr}\, U K_{aa} U^\top`.
+        r_a: ``(*batch, p)``, pseudo-observations minus their prior mean.
+    """
+
+    L: Tensor
+    A_f: Tensor
+    lost_f: Tensor
+    G: Tensor
+    seen: Tensor
+    r_a: Tensor
+
+
+def whiten(prior: PriorBlocks, past: PseudoObservations) -> Whitened:
+    r"""Data and past as functions of ``b`` with the prior :math:`N(0, I)`.
+
+    With ``L_aa`` the products of ``U`` go through :math:`V = U L_{aa}`, what the rows
+    were before they became ``U``: where ``K_aa`` is nearly singular, entries of ``U``
+    are large and cancel, those of ``V`` do not.
+
+    Args:
+        prior: Prior blocks at ``Z_b``, the data and ``Z_a``.
+        past: Pseudo-observations at ``Z_a``.
+    """
+    L, U = cholesky(prior.K_bb), past.U
+    num_new = prior.K_bf.size(-1)
+    if prior.L_aa is None:
+        A = solve_lower(L, torch.cat([prior.K_bf, prior.K_ba], -1))
+        A_f, G = A[..., :num_new], A[..., num_new:] @ U.mT
+        # The product that needs no gradient first.
+        seen = (U.mT @ U * prior.K_aa).sum((-2, -1))
+    else:
+        V = U @ prior.L_aa
+        K_bv = solve_lower(prior.L_aa, prior.K_ba.mT).mT @ V.mT
+        A = solve_lower(L, torch.cat(broadcast_matrices(prior.K_bf, K_bv), -1))
+        A_f, G = A[..., :num_new], A[..., num_new:]
+        seen = squared_norm(V, (-2, -1))
+    return Whitened(
+        L=L,
+        A_f=A_f,
+        lost_f=prior.k_ff - squared_norm(A_f, -2),
+        G=G,
+        seen=seen,
+        r_a=past.g - matvec(U, prior.m_a),
+    )
+
+
 def project(
     prior: PriorBlocks,
     past: PseudoObservations,
@@ -194,10 +251,8 @@ def project(
     Returns:
         The rows, and what was lost.
     """
-    L = cholesky(prior.K_bb)
-    A = solve_lower(L, torch.cat([prior.K_bf, prior.K_ba], -1))
-    A_f, A_a = A.split([prior.K_bf.size(-1), prior.K_ba.size(-1)], -1)
-    r_f, lost_f, rho = y - prior.m_f, prior.k_ff - squared_norm(A_f, -2), past.rho
+    L, A_f, lost_f, G, seen, r_a = whiten(prior, past)
+    r_f, rho = y - prior.m_f, past.rho
     w = None
     if noise is not None:
         w = (s.unsqueeze(-1) / noise).expand(y.shape)
@@ -209,13 +264,8 @@ def project(
         root = w.sqrt()
         A_f, r_f, lost_f = A_f * root.unsqueeze(-2), r_f * root, lost_f * w
 
-    G = A_a @ past.U.mT
-    r_a = past.g - matvec(past.U, prior.m_a)
-
     if alpha == 0:
-        # tr U K_aa Uᵀ, with the product that needs no gradient first
-        lost_a = (past.U.mT @ past.U * prior.K_aa).sum((-2, -1))
-        loss = lost_f.sum(-1) + lost_a - squared_norm(G, (-2, -1))
+        loss = lost_f.sum(-1) + seen - squared_norm(G, (-2, -1))
     else:
         scale = s.unsqueeze(-1)
         v_f = 1 + alpha * lost_f / scale

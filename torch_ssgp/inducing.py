@@ -430,7 +430,7 @@ def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
     r"""Inducing points without those the jitter cannot tell from an earlier one.
 
     Two values are the same for all purposes if
-    :math:`\mathrm{var}(f(z_i) - f(z_j)) \le 2 j \bar k`, no more than their jitter.
+    :math:`\mathrm{var}(f(z_i) - f(z_j)) \le j (k_i + k_j)`, no more than their jitter.
 
     Args:
         kernel: Prior covariance.
@@ -444,7 +444,7 @@ def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
     K = inducing_gram(kernel, z, 0.0).K_zz
     k = K.diagonal(dim1=-2, dim2=-1)
     distance = k.unsqueeze(-1) + k.unsqueeze(-2) - 2 * K
-    close = distance <= 2 * jitter * k.mean(-1)[..., None, None]
+    close = distance <= jitter * (k.unsqueeze(-1) + k.unsqueeze(-2))
     close = close.tril(-1)
     if not bool(close.any()):
         return z
@@ -469,7 +469,8 @@ def _unexplained(
     A = solve_lower(cholesky(K_gg), K_gp)
     E = K[..., num_given:, num_given:] - A.mT @ A
     taken = same.any(-2)
-    return E.masked_fill(taken.unsqueeze(-1) | taken.unsqueeze(-2), 0.0), jitter
+    E = E.masked_fill(taken.unsqueeze(-1) | taken.unsqueeze(-2), 0.0)
+    return E, jitter[..., num_given:]
 
 
 def evenly(x: Tensor, count: int) -> Tensor:

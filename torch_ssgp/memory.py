@@ -91,7 +91,7 @@ class Buffers(nn.Module):
     """
 
     SIZES: dict[str, str]
-    OPTIONAL: tuple[str, ...] = ()  # of no dimension as long as they are empty
+    g: Tensor
 
     def replace(self, **buffers: Tensor) -> None:
         """Take new buffers in one assignment: a reader sees the old ones, or these."""
@@ -157,8 +157,6 @@ class Buffers(nn.Module):
         for name, letters in self.SIZES.items():
             shape = values[name].shape
             cut = len(shape) - len(letters)
-            if name in self.OPTIONAL and 0 in shape[cut:]:
-                continue
             if not (
                 cut >= 0
                 and expands_to(shape[:cut], batch_shape)
@@ -309,6 +307,59 @@ class Memory(Buffers):
         """``(*batch,)``, what no function at the points explains."""
         now = copy(self)
         return now.row_residual + now.offset
+
+
+def buffers(
+    rows: Rows, data: Data, sites: GaussianData, shared_noise: bool
+) -> dict[str, Tensor]:
+    """Buffers of a memory, as tensors of their own.
+
+    Args:
+        rows: The compressed part.
+        data: Raw data.
+        sites: The same as Gaussian observations, with the noise to remember.
+        shared_noise: Whether the noise of the rows follows the likelihood.
+    """
+    past, weight, noise = rows.past, data.weight, sites.noise
+    if weight is None:
+        weight = torch.ones_like(past.n).expand(data.x.size(-2))
+    if noise is None:
+        noise = torch.full_like(sites.target, torch.nan)
+    values = {
+        "points": torch.cat(F.broadcast_matrices(rows.points, data.x), -2),
+        "U": past.U,
+        "g": past.g,
+        "row_residual": past.rho,
+        "row_data": past.n,
+        "y": data.y,
+        "target": sites.target,
+        "noise": noise.expand(sites.target.shape),
+        "weight": weight,
+        "offset": sites.offset,
+        "shared_noise": torch.tensor(shared_noise, device=past.g.device),
+    }
+    return {name: stored(value) for name, value in values.items()}
+
+
+def memory_of(summary: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Buffers of a memory that knows what a summary knows, at its inducing points.
+
+    Args:
+        summary: Buffers of a summary.
+    """
+    past = PseudoObservations(
+        summary["U"], summary["g"], summary["residual"], summary["num_data"]
+    )
+    z, nothing = summary["inducing_points"], summary["g"][..., :0]
+    sites = GaussianData(nothing, None, torch.zeros_like(past.rho))
+    shared_noise = bool(summary["shared_noise"])
+    values = buffers(Rows(z, past), Data(z[..., :0, :], nothing), sites, shared_noise)
+    return {**values, "started_at": past.n.clone()}
+
+
+def stored(value: Tensor) -> Tensor:
+    """A tensor of its own, laid out as a loaded one would be: same bits afterwards."""
+    return value.detach().clone(memory_format=torch.contiguous_format)
 
 
 # -- remembering ------------------------------------------------------------------

@@ -35,7 +35,15 @@ from torch_ssgp.exceptions import (
     ShapeError,
 )
 from torch_ssgp.inducing import AdaptiveBudget, InducingPolicy
-from torch_ssgp.memory import Data, Memory, Start, remember
+from torch_ssgp.memory import (
+    Data,
+    GaussianData,
+    Memory,
+    Start,
+    buffers,
+    memory_of,
+    remember,
+)
 from torch_ssgp.modules import (
     has_shared_noise,
     inducing_gram,
@@ -367,7 +375,11 @@ class StreamingGP(Whole, GP):
 
         model = self._copy()
         model.batch_shape = data.y.shape[:-1]
-        model.memory = self._memory_with(data, labels, sigma2, offset, shared)
+        known = None if shared else sigma2.expand(data.y.shape)
+        if data.noise is not None:  # without what is learned on top of it
+            known = data.noise
+        sites = GaussianData(data.y, known, offset)
+        model.memory = self._memory_with(data.x, labels, sites, shared)
         model.summary = PosteriorSummary(model.batch_shape)
         model.summary.replace(
             inducing_points=z,
@@ -386,50 +398,20 @@ class StreamingGP(Whole, GP):
 
     @torch.no_grad()
     def _memory_with(
-        self,
-        data: Data,
-        labels: Tensor,
-        sigma2: Tensor,
-        offset: Tensor,
-        shared: bool,
+        self, x: Tensor, y: Tensor, sites: GaussianData, shared: bool
     ) -> Memory:
-        """A memory that has also seen ``data``, as values; nothing is projected."""
-        data = Data(*(None if t is None else t.detach() for t in data))
-        rows, raw = recall(self._known(data), data, shared)
-        new = data._replace(y=labels.detach())
-        every = remember(raw, new) if raw.y.size(-1) else new
-        old = self.memory
-        noise = torch.full_like(data.y, torch.nan)
-        if not shared:
-            known = self.likelihood if data.noise is None else None
-            noise = (sigma2 if known is not None else data.noise).expand(data.y.shape)
-        target = data.y
+        """A memory that has also seen new data, as values; nothing is projected."""
+        new = Data(x.detach(), y.detach(), sites.noise)
+        rows, raw = recall(self._known(new), new, shared)
+        every, target = remember(raw, new), sites.target
         if raw.y.size(-1):
-            batch = every.y.shape[:-1]
-            old_noise = torch.full_like(raw.y, torch.nan)
-            if raw.noise is not None:
-                old_noise = raw.noise
-            target, noise = (
-                torch.cat([a.to(b).expand(*batch, -1), b.expand(*batch, -1)], -1)
-                for a, b in ((old.target, target), (old_noise, noise))
-            )
-        weight = every.weight
-        if weight is None:
-            weight = data.y.new_ones(every.y.size(-1))
+            old = self.memory.target.to(target.dtype)
+            target = torch.cat(F.broadcast_rows(old, target), -1)
+        offset = self.memory.offset.to(sites.offset) + sites.offset
         memory = Memory(every.y.shape[:-1])
         memory.replace(
-            points=torch.cat(F.broadcast_matrices(rows.points, every.x), -2),
-            U=rows.past.U,
-            g=rows.past.g,
-            row_residual=rows.past.rho,
-            row_data=rows.past.n,
-            y=every.y,
-            target=target,
-            noise=noise,
-            weight=weight,
-            offset=old.offset.to(offset) + offset,
-            shared_noise=torch.tensor(shared, device=data.x.device),
-            started_at=old.started_at,
+            **buffers(rows, every, GaussianData(target, every.noise, offset), shared),
+            started_at=self.memory.started_at,
         )
         return memory
 
@@ -636,6 +618,11 @@ class StreamingGP(Whole, GP):
                 f"batch_shape {tuple(self.batch_shape)}."
             )
         return usable(z.to(x.dtype)).expand(*self.batch_shape, *z.shape[-2:])
+
+    def _no_data(self) -> Data:
+        """An empty batch, to learn from what is remembered alone."""
+        points = self.memory.points
+        return Data(points[..., :0, :], points.new_zeros(*self.batch_shape, 0))
 
     def _shares_noise(self, noise: Tensor | None) -> bool:
         """Whether past and new data have the one noise of the likelihood."""
@@ -872,6 +859,28 @@ class StreamingGP(Whole, GP):
         model = deepcopy(self, memo)
         model._frozen = self._frozen  # the same hyperparameters
         return model
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """A state of version 0.1 has a summary and no memory: the two were one."""
+        if prefix + "summary.landmarks" in state_dict:
+            del state_dict[prefix + "summary.landmarks"]
+            old = {
+                name: state_dict[f"{prefix}summary.{name}"]
+                for name in self.summary.SIZES
+                if f"{prefix}summary.{name}" in state_dict
+            }
+            if old.keys() == self.summary.SIZES.keys():
+                memory = memory_of(old)
+                state_dict |= {f"{prefix}memory.{n}": v for n, v in memory.items()}
+            names = self.start.named(self._prior().parameters())
+            own = dict(self.named_parameters())
+            by_id = {id(value): name for name, value in own.items()}
+            for name, parameter in zip(names, self._prior().parameters(), strict=True):
+                loaded = state_dict.get(prefix + by_id[id(parameter)], parameter)
+                state_dict[f"{prefix}start.{name}"] = loaded.detach().clone()
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def __getstate__(self) -> dict:
         """Leave caches and locks out of copies and pickles."""

@@ -136,7 +136,8 @@ class InducingGram(NamedTuple):
     Attributes:
         K_zz: ``(*batch, m, m)``, among themselves, jitter included.
         K_zo: ``(*batch, m, k)``, with the function at other points.
-        jitter: ``(*batch, 1)``, variance of the jitter.
+        jitter: ``(*batch, m)``, variance of the jitter: of each point in proportion to
+            its own prior variance, so that it does not depend on the other points.
     """
 
     K_zz: Tensor
@@ -145,7 +146,7 @@ class InducingGram(NamedTuple):
 
 
 def inducing_gram(
-    kernel: Kernel, z: Tensor, jitter: float | Tensor, others: Tensor | None = None
+    kernel: Kernel, z: Tensor, jitter: float, others: Tensor | None = None
 ) -> InducingGram:
     """Covariance of inducing values with themselves and with other values.
 
@@ -154,8 +155,7 @@ def inducing_gram(
     Args:
         kernel: Prior covariance.
         z: ``(*batch, m, d)`` inducing points.
-        jitter: Jitter relative to the prior variance, or the variance itself
-            ``(*batch, 1)`` as a tensor.
+        jitter: Jitter relative to the prior variance.
         others: ``(*batch, k, d)`` other points.
 
     Returns:
@@ -165,12 +165,8 @@ def inducing_gram(
     K = gram(kernel, z, z if others is None else torch.cat([z, others], -2))
     # Distances of a point to itself are not exactly zero in a rectangular call.
     k_zz = variances(kernel, z)
-    if isinstance(jitter, Tensor):
-        variance = jitter
-    else:
-        size = k_zz.mean(-1, keepdim=True)
-        # None where the function is known, as that of a linear kernel at zero.
-        variance = jitter * torch.where(size == 0, 1.0, size)
+    # Where the function is known, as that of a linear kernel at zero, there is none.
+    variance = jitter * torch.where(k_zz == 0, 1.0, k_zz)
     eye = torch.eye(num_inducing, dtype=torch.bool, device=z.device)
     K_zz, K_zo = K.split([num_inducing, K.size(-1) - num_inducing], -1)
     K_zz = torch.where(eye, (k_zz + variance).unsqueeze(-1), K_zz)
@@ -243,9 +239,10 @@ def prior_blocks(
     # A point that is an inducing point is that variable, jitter included.
     K_bo = torch.where(same, K_bb.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), K_bo)
     K_bf, K_ba = K_bo.split(sizes, -1)
-    k_ff = variances(kernel, x) + variance * same[..., : sizes[0]].any(-2)
+    added = variance.unsqueeze(-2) @ same[..., : sizes[0]].to(variance.dtype)
+    k_ff = variances(kernel, x) + added.squeeze(-2)
     if z_a.size(-2):
-        K_aa = inducing_gram(kernel, z_a, variance).K_zz
+        K_aa = inducing_gram(kernel, z_a, jitter).K_zz
     else:
         K_aa = K_bb.new_zeros(*K_bb.shape[:-2], 0, 0)
     means = mean(torch.cat([z_b, x, z_a], -2))

@@ -35,7 +35,7 @@ from torch_ssgp.validation import kind_of
 if TYPE_CHECKING:
     from torch_ssgp.models import StreamingGP
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no memory beside the summary
 MODULES = ("covar_module", "likelihood", "mean_module", "inducing_policy")
 ENTRIES = {
     "class": str,
@@ -50,6 +50,7 @@ SETTINGS = {
     "alpha": float,
     "share_noise": bool,
     "batch_shape": torch.Size,
+    "memory_size": int,
 }
 
 _TAG = b"torch_ssgp model\n"
@@ -73,6 +74,7 @@ def save(model: StreamingGP, path: str | os.PathLike[str]) -> None:
             "alpha": float(model.alpha),
             "share_noise": bool(model.share_noise),
             "batch_shape": torch.Size(model.batch_shape),
+            "memory_size": int(model.memory_size),
         },
         "dtype": model.dtype,
         "training": model.training,
@@ -178,6 +180,9 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
         is_known = version <= FORMAT_VERSION
         if is_known:
             _check_kinds(content, ENTRIES)
+            if version == 1:
+                num_inducing = content["settings"]["num_inducing"]
+                content["settings"]["memory_size"] = 2 * num_inducing
             _check_kinds(content["settings"], SETTINGS)
             _check_kinds(content["state"], {"summary.g": Tensor})
             for name in MODULES:

@@ -13,12 +13,11 @@ This is the only module that needs BoTorch: ``pip install 'torch_ssgp[botorch]'`
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from copy import copy, deepcopy
 from dataclasses import replace
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -35,15 +34,15 @@ from linear_operator import to_linear_operator
 from torch import Tensor, nn
 
 from torch_ssgp import functional as F
-from torch_ssgp.exceptions import FactorizationError, MissingDependencyError
+from torch_ssgp.exceptions import MissingDependencyError
 from torch_ssgp.inducing import GreedyInformation, InducingPolicy
+from torch_ssgp.memory import Memory
 from torch_ssgp.models import StreamingGP
-from torch_ssgp.modules import inducing_gram, usable, variances
+from torch_ssgp.modules import inducing_gram, usable
 from torch_ssgp.rollback import Whole, all_or_nothing
-from torch_ssgp.summary import SIZES, PosteriorSummary
-from torch_ssgp.update import UpdateResult
+from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.update import UpdateOptions, UpdateResult
 from torch_ssgp.update.options import Callback
-from torch_ssgp.validation import check_update_options
 
 try:
     from botorch.acquisition.objective import PosteriorTransform
@@ -103,43 +102,6 @@ FIT_OPTIONS = (
 )
 
 
-class _Newest(NamedTuple):
-    """The newest data and what was known before them, so that a fit can start over.
-
-    Attributes:
-        summary: The summary before these data.
-        x: ``(*batch, n, d)``, transformed inputs.
-        y: ``(*batch, n)``, transformed outcomes.
-        noise: ``(*batch, n)``, transformed known noise.
-        forget: How much of the past they were to leave.
-    """
-
-    summary: PosteriorSummary
-    x: Tensor
-    y: Tensor
-    noise: Tensor | None
-    forget: float
-
-
-class _Learned(NamedTuple):
-    """What an update of the core changes: its hyperparameters and its summary."""
-
-    parameters: list[Tensor]
-    summary: PosteriorSummary
-
-    @classmethod
-    def of(cls, core: StreamingGP) -> _Learned:
-        """As the core is now."""
-        return cls([p.detach().clone() for p in core.parameters()], core.summary)
-
-    @torch.no_grad()
-    def into(self, core: StreamingGP) -> None:
-        """Make the core what it was."""
-        for parameter, value in zip(core.parameters(), self.parameters, strict=True):
-            parameter.copy_(value)
-        core.summary = self.summary
-
-
 class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
     r"""A single-task BoTorch model that learns from evaluations as they arrive.
 
@@ -169,6 +131,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
             so that the model is exact as long as ``num_inducing`` suffices.
         alpha: 0 for the variational bound, up to 1 for Power-EP.
         share_noise: Whether one noise is learned from all data ever seen.
+        memory_size: Number of points of the memory; twice ``num_inducing`` by default.
 
     Example:
         >>> import torch
@@ -204,6 +167,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         inducing_policy: InducingPolicy | None = None,
         alpha: float = 0.0,
         share_noise: bool = True,
+        memory_size: int | None = None,
     ) -> None:
         super().__init__()
         _check_data(train_X, train_Y, train_Yvar)
@@ -257,6 +221,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
             alpha=alpha,
             share_noise=share_noise,
             batch_shape=aug_batch_shape,
+            memory_size=memory_size,
         ).to(X)
         self._num_dims = train_X.size(-1)
         zeros = train_Y.new_zeros(*batch_shape, 1, num_outputs)
@@ -264,11 +229,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         self.register_buffer("target_mean", zeros)
         self.register_buffer("target_squares", zeros.clone())
         self.register_buffer("average_noise", X.new_ones(*aug_batch_shape, 1))
-        self._newest: _Newest | None = None
-        self._initial = _Learned.of(self.model).parameters
-        self._absorb(
-            train_X, train_Y, train_Yvar, forget=1.0, restart=False, num_steps=0
-        )
+        self._absorb(train_X, train_Y, train_Yvar, UpdateOptions(num_steps=0))
         self.eval()
 
     # -- what BoTorch asks of a model -----------------------------------------------
@@ -367,14 +328,15 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
                 required if the model has fixed noise.
             restandardize: Standardise by all outcomes seen, these included, before
                 learning; see :meth:`restandardize`.
-            restart: Whether to learn twice, from the hyperparameters as they are and
-                from those of a new model, and keep what has the larger bound. What
-                fits the first few evaluations may be far from what fits all.
+            restart: Whether to learn twice whenever the data have doubled, from the
+                hyperparameters as they are and from those of a new model, and keep
+                what has the larger bound. What fits the first few evaluations may be
+                far from what fits all.
             num_steps: Budget of the inner loop; 0 for the closed form alone.
             lr: Learning rate.
             optimizer: ``"adam"`` or ``"lbfgs"``.
             learn_hyperparameters: Whether the inner loop moves hyperparameters.
-            learn_inducing_points: Whether it moves new inducing points away from the
+            learn_inducing_points: Whether it moves inducing points away from the
                 data. As long as they stay, and all data have one, nothing is lost.
             inducing_points: ``batch_shape x m x d`` explicit inducing points, in the
                 space of ``X``. Otherwise the policy chooses.
@@ -385,11 +347,15 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         Returns:
             What happened.
         """
-        check_update_options(
+        options = UpdateOptions(
             num_steps=num_steps,
             lr=lr,
             optimizer=optimizer,
+            learn_hyperparameters=learn_hyperparameters,
+            learn_inducing_points=learn_inducing_points,
             forget=forget,
+            restart=restart,
+            progress=progress,
             callback=callback,
         )
         self._check_new_data(X, Y, Yvar)
@@ -403,21 +369,8 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
                 inducing_points = work._training_inputs(inducing_points)
                 if self._num_outputs > 1:
                     inducing_points = inducing_points.unsqueeze(-3)
-            result = work._absorb(
-                X,
-                Y,
-                Yvar,
-                forget=forget,
-                restart=restart and learn_hyperparameters and num_steps > 0,
-                num_steps=num_steps,
-                lr=lr,
-                optimizer=optimizer,
-                learn_hyperparameters=learn_hyperparameters,
-                learn_inducing_points=learn_inducing_points,
-                inducing_points=inducing_points,
-                progress=progress,
-                callback=callback,
-            )
+                options = replace(options, inducing_points=inducing_points)
+            result = work._absorb(X, Y, Yvar, options)
             self._become(work)
         return result
 
@@ -433,9 +386,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         progress: bool = False,
         callback: Callback | None = None,
     ) -> UpdateResult:
-        """Train on the newest data once more, given what was known before them.
-
-        The newest data are those of the last :meth:`update`, or of the constructor.
+        """Learn once more from all that is remembered, without new data.
 
         Args:
             restart: As in :meth:`update`.
@@ -443,38 +394,26 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
             lr: Learning rate.
             optimizer: ``"adam"`` or ``"lbfgs"``.
             learn_hyperparameters: Whether the inner loop moves hyperparameters.
-            learn_inducing_points: Whether it moves new inducing points.
+            learn_inducing_points: Whether it moves inducing points.
             progress: Show a progress bar.
             callback: Called as ``callback(step, bound)`` in the inner loop.
 
         Returns:
             What happened.
         """
-        core = self.model
-        with core._turn():
-            newest = self._newest
-            if newest is None:
-                raise UnsupportedError(
-                    "There are no newest data to train on: this model was loaded or "
-                    "conditioned. Call update(X, Y) with the next data instead."
-                )
-            y = newest.y.to(device=core.device, dtype=core.dtype)
+        options = UpdateOptions(
+            num_steps=num_steps,
+            lr=lr,
+            optimizer=optimizer,
+            learn_hyperparameters=learn_hyperparameters,
+            learn_inducing_points=learn_inducing_points,
+            restart=restart,
+            progress=progress,
+            callback=callback,
+        )
+        with self.model._turn():
             work = self._working_copy()
-            result = work._learn(
-                deepcopy(newest.summary).to(device=core.device),
-                newest.x.to(y),
-                y,
-                None if newest.noise is None else newest.noise.to(y),
-                forget=newest.forget,
-                restart=restart and learn_hyperparameters and num_steps > 0,
-                num_steps=num_steps,
-                lr=lr,
-                optimizer=optimizer,
-                learn_hyperparameters=learn_hyperparameters,
-                learn_inducing_points=learn_inducing_points,
-                progress=progress,
-                callback=callback,
-            )
+            result = work.model._update(work.model._no_data(), options)
             self._become(work)
         return result
 
@@ -545,8 +484,11 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
 
     def _working_copy(self) -> SingleTaskStreamingGP:
         """A copy to learn on; it shares what nobody changes in place."""
-        core, newest = self.model, self._newest
-        shared = {id(core.summary): copy(core.summary), id(newest): newest}
+        core = self.model
+        shared = {
+            id(core.summary): copy(core.summary),
+            id(core.memory): copy(core.memory),
+        }
         work = deepcopy(self, shared)
         work.model._frozen = core._frozen  # the same hyperparameters
         return work
@@ -562,22 +504,15 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
             # transforms, so that readers see all of them or none.
             for mine, copied in zip(self.modules(), work.modules(), strict=True):
                 mine.__dict__["_buffers"] = copied._buffers
-            self._newest = work._newest
             self._sync_noise()
 
         with self.model._lock:
             all_or_nothing(change, [self])
 
     def _absorb(
-        self,
-        X: Tensor,
-        Y: Tensor,
-        Yvar: Tensor | None,
-        *,
-        forget: float,
-        **options: Any,
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None, options: UpdateOptions
     ) -> UpdateResult:
-        """Hand transformed data to the core, and remember them as the newest."""
+        """Hand transformed data to the core."""
         if self._has_fixed_noise and Yvar is None:
             raise InputDataError(
                 "The noise variances are missing, but the model has known noise; pass "
@@ -585,67 +520,21 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
             )
         X, Y = usable(X.detach()), usable(Y.detach())
         Yvar = None if Yvar is None else usable(Yvar.detach())
-        moments = self._moments_with(Y, forget)
-        before = deepcopy(self.model.summary)
+        moments = self._moments_with(Y, options.forget)
         with torch.no_grad():
             X = self._training_inputs(X)
             if hasattr(self, "outcome_transform"):
                 Y, Yvar = self.outcome_transform(Y, Yvar, X=X)
         x, y, noise = self._to_core(X, Y, Yvar)
-        result = self._learn(before, x, y, noise, forget=forget, **options)
+        core = self.model
+        result = core._update(core._check_data(x, y, noise), options)
         if noise is not None and self._has_fixed_noise:
             weight = y.size(-1) / moments[0]
             average = noise.mean(-1, keepdim=True)
             self.average_noise = self.average_noise.lerp(average, weight)
             self._sync_noise()
         self.num_targets, self.target_mean, self.target_squares = moments
-        self._newest = _Newest(before, x, y, noise, forget)
         return result
-
-    def _learn(
-        self,
-        before: PosteriorSummary,
-        x: Tensor,
-        y: Tensor,
-        noise: Tensor | None,
-        *,
-        restart: bool,
-        **options: Any,
-    ) -> UpdateResult:
-        """Update the core from a summary, from one start or two; the better stays.
-
-        Of a working copy: where this fails, the core is left in between.
-        """
-        core = self.model
-        starts = [_Learned.of(core).parameters]
-        if restart and any(
-            not torch.equal(a, b.to(a))
-            for a, b in zip(starts[0], self._initial, strict=True)
-        ):
-            starts.append(self._initial)
-        start_time = time.perf_counter()
-        blur = _blur(core, before, before.landmarks) if len(starts) > 1 else None
-        best: tuple[float, UpdateResult, _Learned] | None = None
-        for parameters in starts:
-            _Learned(parameters, deepcopy(before)).into(core)
-            try:
-                result = core.update(x, y, noise, **options)
-            except FactorizationError:
-                if best is None:
-                    raise
-                continue
-            score = float(result.bound.sum() + _log_prior(core))
-            if blur is not None:
-                # As in StreamingObjective.hidden_loss, from either start alike.
-                rise = _blur(core, core.summary, before.landmarks) - blur
-                loss = 0.5 * before.num_data * rise.clamp_min(0)
-                score -= float((loss / core.summary.noise_scale).sum())
-            if best is None or score > best[0]:
-                best = score, result, _Learned.of(core)
-        assert best is not None
-        _, result, learned = best
-        learned.into(core)
-        return replace(result, seconds=time.perf_counter() - start_time)
 
     def _training_inputs(self, X: Tensor) -> Tensor:
         if hasattr(self, "input_transform"):
@@ -740,19 +629,9 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         core = self.model
         _rescale_modules(core, scale, shift)
         core.summary = _rescaled_summary(core.summary, core, scale, shift)
+        core.memory = _rescaled_memory(core.memory, scale, shift)
         self.average_noise = self.average_noise * scale.square().unsqueeze(-1)
         self._sync_noise()
-        if self._newest is not None:
-            _, x, y, noise, forget = self._newest
-            if noise is not None:
-                noise = noise * scale.square().unsqueeze(-1)
-            self._newest = _Newest(
-                _rescaled_summary(self._newest.summary, core, scale, shift),
-                x,
-                scale.unsqueeze(-1) * y + shift.unsqueeze(-1),
-                noise,
-                forget,
-            )
 
     def _as_batch(self, value: Tensor) -> Tensor:
         """From ``batch_shape x 1 x m`` to the batch of the core."""
@@ -951,10 +830,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
 
     def _with_core(self, core: StreamingGP) -> SingleTaskStreamingGP:
         """A copy of this model around another streaming model."""
-        memo: dict[int, Any] = {id(self.model): core}
-        if self._newest is not None:
-            memo[id(self._newest)] = None
-        return deepcopy(self, memo)
+        return deepcopy(self, {id(self.model): core})
 
     def subset_output(self, idcs: list[int]) -> SingleTaskStreamingGP:
         """A copy of this model with some of its outputs.
@@ -973,13 +849,6 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         )
         model = self._with_core(core)
         model._num_outputs = len(chosen)
-        batch = self._parameter_batch
-        model._initial = [
-            _select(value, len(batch) - 1, chosen)
-            if value.shape[: len(batch)] == batch
-            else value.clone()
-            for value in self._initial
-        ]
         tail = (len(chosen),) if len(chosen) > 1 else ()
         model._parameter_batch = torch.Size((*self._parameter_batch[:-1], *tail))
         model.target_mean = self.target_mean[..., chosen]
@@ -1013,9 +882,8 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         return super().load_state_dict(state_dict, strict, assign)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """The newest data are none of a state; the noise shown is the one loaded."""
+        """The noise shown is the one loaded."""
         super()._load_from_state_dict(*args, **kwargs)
-        self._newest = None
         self._sync_noise()
 
 
@@ -1096,27 +964,6 @@ def _check_data(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
         _check_variances(Yvar, "Yvar")
 
 
-def _log_prior(core: StreamingGP) -> Tensor | float:
-    """Log-density of the hyperparameters under their priors."""
-    return sum(
-        prior.log_prob(value(module)).sum().detach()
-        for _, module, prior, value, _ in core.named_priors()
-    )
-
-
-@torch.no_grad()
-def _blur(core: StreamingGP, summary: PosteriorSummary, landmarks: Tensor) -> Tensor:
-    """Prior variance at landmarks that inducing points leave unexplained, averaged."""
-    if landmarks.size(-2) == 0 or not bool(summary.shared_noise):
-        return summary.noise_scale.new_zeros(())
-    kernel, z = core._frozen_modules(summary.g.dtype)[0], summary.inducing_points
-    jitter = core._jitter(z.dtype)
-    K_zz, K_zr, _ = inducing_gram(kernel, z, jitter, landmarks.to(z))
-    A = F.solve_lower(F.cholesky(K_zz), K_zr)
-    lost = variances(kernel, landmarks.to(z)) - F.squared_norm(A, -2)
-    return lost.clamp_min(0).mean(-1)
-
-
 def _standardization(
     count: Tensor, mean: Tensor, squares: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -1170,17 +1017,18 @@ def _select_outputs(
 ) -> StreamingGP:
     """A streaming model of some of the processes in the last batch dimension."""
     new = core._copy()
-    for module in (new.mean_module, new.covar_module, new.likelihood):
+    for module in (new.mean_module, new.covar_module, new.likelihood, new.start):
         _select_parameters(module, parameter_batch, chosen)
     tail = (len(chosen),) if len(chosen) > 1 else ()
     new.batch_shape = torch.Size((*core.batch_shape[:-1], *tail))
-    new.summary = PosteriorSummary(new.batch_shape)
+    new.summary, new.memory = PosteriorSummary(new.batch_shape), Memory(new.batch_shape)
     # Not a deepcopy: buffers of a fantasy may carry gradients.
-    for name, value in core.summary.named_buffers():
-        num_dims = len(SIZES[name])
-        if value.ndim > num_dims and value.size(-1 - num_dims) == m:
-            value = _select(value, -1 - num_dims, chosen)
-        setattr(new.summary, name, value)
+    for old, store in ((core.summary, new.summary), (core.memory, new.memory)):
+        for name, value in old.named_buffers():
+            num_dims = len(old.SIZES[name])
+            if value.ndim > num_dims and value.size(-1 - num_dims) == m:
+                value = _select(value, -1 - num_dims, chosen)
+            setattr(store, name, value)
     return new
 
 
@@ -1200,17 +1048,13 @@ def _repeated(core: StreamingGP, batch: torch.Size) -> StreamingGP:
     """A copy for more fantasies, none of which observed anything."""
     new, summary = core._copy(), core.summary
     new.batch_shape = batch
-    new.summary = PosteriorSummary(batch)
-    new.summary.set(
-        summary.inducing_points,
-        summary.pseudo_observations._replace(g=summary.g.expand(*batch, -1)),
-        summary.prior_mean,
-        summary.prior_cholesky,
-        summary.noise_scale,
-        bool(summary.shared_noise),
-        summary.landmarks,
-        summary.num_updates,
-        summary.jitter,
+    new.summary, new.memory = copy(summary), copy(core.memory)
+    new.summary.replace(g=summary.g.expand(*batch, -1))
+    memory = new.memory
+    memory.replace(
+        g=memory.g.expand(*batch, -1),
+        y=memory.y.expand(*batch, -1),
+        target=memory.target.expand(*batch, -1),
     )
     return new
 
@@ -1258,18 +1102,38 @@ def _rescaled_summary(
     summary: PosteriorSummary, core: StreamingGP, scale: Tensor, shift: Tensor
 ) -> PosteriorSummary:
     """The summary in other units, under the modules as they are now."""
-    new = PosteriorSummary(core.batch_shape)
     if summary.is_empty:
-        return new
+        return summary
     past, shared = summary.pseudo_observations, bool(summary.shared_noise)
     dtype, z = past.g.dtype, summary.inducing_points
     kernel, mean, likelihood = core._frozen_modules(dtype)
     past = F.rescale(past, scale.to(dtype), shift.to(dtype), shared)
-    K = inducing_gram(kernel, z, core._jitter(dtype)).K_zz
-    s = core._noise_scale(likelihood, past.g, shared)
-    L = F.cholesky(K)
-    kept = (summary.landmarks, summary.num_updates, summary.jitter)
-    new.set(z, past, mean(z), L, s, shared, *kept)
+    new = copy(summary)
+    new.replace(
+        U=past.U,
+        g=past.g,
+        residual=past.rho,
+        prior_mean=mean(z),
+        prior_cholesky=F.cholesky(inducing_gram(kernel, z, core._jitter(dtype)).K_zz),
+        noise_scale=core._noise_scale(likelihood, past.g, shared),
+    )
+    return new
+
+
+def _rescaled_memory(memory: Memory, scale: Tensor, shift: Tensor) -> Memory:
+    """The memory in other units: raw targets too, and what is known of their noise."""
+    new, dtype = copy(memory), memory.g.dtype
+    scale, shift = scale.to(dtype), shift.to(dtype)
+    past = F.rescale(memory.compressed.past, scale, shift, bool(memory.shared_noise))
+    scale, shift = scale.unsqueeze(-1), shift.unsqueeze(-1)
+    new.replace(
+        U=past.U,
+        g=past.g,
+        row_residual=past.rho,
+        y=scale * memory.y + shift,
+        target=scale * memory.target + shift,
+        noise=scale.square() * memory.noise,
+    )
     return new
 
 

@@ -50,7 +50,7 @@ def choose(condition: Tensor, eta: Tensor, other: Tensor) -> Tensor:
     )
 
 
-class _Ascent:
+class Ascent:
     """Evaluates the objective at the present ``eta`` and remembers the best.
 
     Streams that share no variable are independent: each has a best of its own.
@@ -187,7 +187,7 @@ def maximize(
         return Ascended(nothing, 0, True)
     bar = _progress_bar(num_steps) if options.progress else None
     callback = _chain(options.callback, bar)
-    ascent = _Ascent(objective, variables, callback, options.trust_region)
+    ascent = Ascent(objective, variables, callback, options.trust_region)
     run = {"adam": _adam, "lbfgs": _lbfgs}[name]
     try:
         converged = run(ascent, num_steps, options.lr or LEARNING_RATES[name])
@@ -206,7 +206,7 @@ def maximize(
     return Ascended(trace, len(trace), converged and good, status)
 
 
-def _adam(ascent: _Ascent, num_steps: int, lr: float) -> bool:
+def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:
     optimizer = torch.optim.Adam(ascent.etas, lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, num_steps, eta_min=0.1 * lr
@@ -226,7 +226,7 @@ def _adam(ascent: _Ascent, num_steps: int, lr: float) -> bool:
     return False
 
 
-def _lbfgs(ascent: _Ascent, num_steps: int, lr: float) -> bool:
+def _lbfgs(ascent: Ascent, num_steps: int, lr: float) -> bool:
     """L-BFGS needs a function that stays: where it does not, it runs in rounds."""
 
     def closure() -> Tensor:

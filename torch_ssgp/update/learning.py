@@ -30,9 +30,11 @@ from torch_ssgp.memory import (
     GaussianData,
     Memory,
     Rows,
+    buffers,
     choose_points,
     is_full,
     remember,
+    stored,
 )
 from torch_ssgp.modules import same_points
 from torch_ssgp.summary import PosteriorSummary
@@ -131,12 +133,12 @@ def learn(known: Known, data: Data, options: UpdateOptions, limits: Limits) -> L
     """
     try:
         try:
-            return _Update(known, data, options, limits).run()
+            return Update(known, data, options, limits).run()
         except Breakdown:
             if options.num_steps == 0:
                 raise
             closed_form = replace(options, num_steps=0)
-            learned = _Update(known, data, closed_form, limits).run()
+            learned = Update(known, data, closed_form, limits).run()
             return learned._replace(status=Status.CLOSED_FORM)
     except Breakdown as error:
         raise FactorizationError(
@@ -170,7 +172,7 @@ def make_objective(
     )
 
 
-class _Update:
+class Update:
     """One update, step by step."""
 
     def __init__(
@@ -185,8 +187,7 @@ class _Update:
 
     def run(self) -> Learned:
         """All steps; see the top of this file."""
-        first = self.known.memory.is_empty
-        attempts = [self.attempt(self.objective(), fresh=first)]
+        attempts = [self.attempt(self.objective(), fresh=self.is_first)]
         restarted = torch.zeros(self.new.y.shape[:-1], dtype=torch.bool)
         restarted = restarted.to(self.new.y.device)
         is_due = self.is_due()
@@ -202,7 +203,7 @@ class _Update:
                 objective, ascended = attempts[1]
         learned = self.finish(objective, ascended)
         started_at = self.known.memory.started_at
-        if first or is_due:
+        if is_due or (self.is_first and self.learns):
             started_at = torch.full_like(started_at, self.num_data)
         memory = {**learned.memory, "started_at": started_at}
         return learned._replace(memory=memory, restarted=restarted)
@@ -228,13 +229,18 @@ class _Update:
         objective.recall_sites(self.known.memory)
         return objective
 
+    @property
+    def is_first(self) -> bool:
+        """Whether hyperparameters were never learned."""
+        return float(self.known.memory.started_at) == 0
+
     def is_due(self) -> bool:
         """Whether a fresh start is: the data have doubled since the last one."""
         return (
             self.learns
             and self.options.restart
             and self.options.trust_region is None
-            and not self.known.memory.is_empty
+            and not self.is_first
             and self.num_data >= 2 * float(self.known.memory.started_at)
         )
 
@@ -255,7 +261,7 @@ class _Update:
         options = self.options
         if fresh and self.learns:
             objective.initialize()
-        if fresh and not self.known.memory.is_empty:  # the callback has seen one loop
+        if fresh and not self.is_first:  # the callback has seen one loop
             options = replace(options, callback=None, progress=False)
         with torch.no_grad():
             z = options.inducing_points
@@ -335,14 +341,14 @@ class _Update:
             # Where they came to rest, points may coincide.
             objective.start_at(objective.z.detach())
         compresses = self.compresses(objective)
-        prior = objective.prior()
+        prior = objective.final_prior(objective.z.detach())
         data = objective.as_gaussian(prior, freeze=compresses)
         rows, s = objective.project(prior, data)
         if self.options.inducing_points is None and self.revise(
             objective, rows.loss / (2 * s)
         ):
             compresses = self.compresses(objective)
-            prior = objective.prior()
+            prior = objective.final_prior(objective.z.detach())
             data = objective.as_gaussian(prior, freeze=compresses)
             rows, s = objective.project(prior, data)
         loss = rows.loss / (2 * s)
@@ -351,31 +357,34 @@ class _Update:
         past = F.absorb(rows, prior.m_b)
         _check_finite(bound, *past)
         memory_loss = torch.zeros_like(loss)
-        if not compresses:
-            memory = self.as_is(objective, data)
-        else:
+        kept, raw = Rows(objective.z_a, objective.past), objective.data
+        sites = data._replace(noise=objective.remembered_noise(data))
+        if compresses:
             kept = Rows(objective.z.detach(), past)
             if self.is_finer:
                 kept, memory_loss = self.compress(objective, data)
-            memory = self.compressed(kept)
+            nothing = raw.y[..., :0]
+            raw = Data(raw.x[..., :0, :], nothing)
+            sites = GaussianData(nothing, None, torch.zeros_like(kept.past.rho))
+        shared_noise = self.limits.shared_noise
         loss_before = objective.loss_before
         old = self.candidates(objective).z_a
         return Learned(
             prior=objective.modules_of_prior,
             summary={
-                "inducing_points": _stored(objective.z),
-                "U": _stored(past.U),
-                "g": _stored(past.g),
-                "residual": _stored(past.rho),
-                "num_data": _stored(past.n),
-                "prior_mean": _stored(prior.m_b),
-                "prior_cholesky": _stored(rows.L),
-                "noise_scale": _stored(s),
-                "shared_noise": self.flag(),
+                "inducing_points": stored(objective.z),
+                "U": stored(past.U),
+                "g": stored(past.g),
+                "residual": stored(past.rho),
+                "num_data": stored(past.n),
+                "prior_mean": stored(prior.m_b),
+                "prior_cholesky": stored(rows.L),
+                "noise_scale": stored(s),
+                "shared_noise": torch.tensor(shared_noise, device=bound.device),
                 "num_updates": self.known.summary.num_updates + 1,
                 "jitter": self.known.summary.jitter,
             },
-            memory=memory,
+            memory=buffers(kept, raw, sites, shared_noise),
             bound=bound,
             loss=loss,
             loss_before=loss if loss_before is None else loss_before,
@@ -386,10 +395,6 @@ class _Update:
             settled=objective.settled,
             status=ascended.status,
         )
-
-    def flag(self) -> Tensor:
-        """Whether all rows have the noise of the likelihood, as a tensor."""
-        return torch.tensor(self.limits.shared_noise, device=self.new.x.device)
 
     @property
     def is_finer(self) -> bool:
@@ -407,60 +412,25 @@ class _Update:
         It contains inducing points that do not learn: as long as these stay, updates
         equal batch inference.
         """
-        x, fixed = objective.data.x, objective.z.detach()
+        z = objective.z.detach()
         if self.options.learn_inducing_points and self.options.num_steps:
-            fixed = fixed[..., :0, :]
-        points = choose_points(
-            Rows(objective.z_a, objective.past),
-            x,
-            _precision(objective).expand(*x.shape[:-1]),
-            self.limits.memory_size,
-            objective.jitter,
-            fixed,
-        )
-        prior = objective.prior(points)
+            z = z[..., :0, :]
+        points, fixed = z, z.size(-2)
+        # Power-EP projects diagonally, once: more points in between would change it.
+        if not (fixed and self.limits.alpha):
+            points = choose_points(
+                Rows(objective.z_a, objective.past),
+                objective.data.x,
+                _precision(objective),
+                self.limits.memory_size,
+                objective.jitter,
+                z,
+            )
+        prior = objective.final_prior(points, num_inducing=fixed)
         rows, s = objective.project(prior, data)
         past = F.absorb(F.compress(rows), prior.m_b)
         _check_finite(*past)
         return Rows(points, past), rows.loss / (2 * s)
-
-    def as_is(self, objective: Objective, data: GaussianData) -> dict[str, Tensor]:
-        """The next buffers of a memory that has room."""
-        past, raw = objective.past, objective.data
-        z_a = objective.z_a.expand(*raw.x.shape[:-2], -1, -1)
-        weight = raw.weight
-        if weight is None:
-            weight = torch.ones_like(past.n).expand(raw.x.size(-2))
-        return {
-            "points": _stored(torch.cat([z_a, raw.x], -2)),
-            "U": _stored(past.U),
-            "g": _stored(past.g),
-            "row_residual": _stored(past.rho),
-            "row_data": _stored(past.n),
-            "y": _stored(raw.y),
-            "target": _stored(data.target),
-            "noise": _stored(objective.remembered_noise(data)),
-            "weight": _stored(weight),
-            "offset": _stored(data.offset),
-            "shared_noise": self.flag(),
-        }
-
-    def compressed(self, kept: Rows) -> dict[str, Tensor]:
-        """The next buffers of a memory without raw data."""
-        nothing = kept.past.g[..., :0]
-        return {
-            "points": _stored(kept.points),
-            "U": _stored(kept.past.U),
-            "g": _stored(kept.past.g),
-            "row_residual": _stored(kept.past.rho),
-            "row_data": _stored(kept.past.n),
-            "y": _stored(nothing),
-            "target": _stored(nothing),
-            "noise": _stored(nothing),
-            "weight": kept.past.n.new_ones(0),
-            "offset": torch.zeros_like(kept.past.rho),
-            "shared_noise": self.flag(),
-        }
 
 
 # -- what is known ------------------------------------------------------------------
@@ -575,8 +545,3 @@ def _check_finite(*values: Tensor) -> None:
     finite = [torch.isfinite(value).all() for value in values]
     if not bool(torch.stack(finite).all()):
         raise Breakdown("the new posterior is not finite")
-
-
-def _stored(value: Tensor) -> Tensor:
-    """A tensor of its own, laid out as a loaded one would be: same bits afterwards."""
-    return value.detach().clone(memory_format=torch.contiguous_format)

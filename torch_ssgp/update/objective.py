@@ -148,17 +148,26 @@ class Objective(nn.Module, ABC):
         if learn:
             self.same = torch.zeros_like(self.same)
 
-    def prior(self, z: Tensor | None = None) -> PriorBlocks:
-        """Prior blocks at the present hyperparameters and inducing points.
+    def prior(self) -> PriorBlocks:
+        """Prior blocks at the present hyperparameters and inducing points."""
+        return self._blocks(self.z, self.same)
+
+    def final_prior(self, z: Tensor, num_inducing: int | None = None) -> PriorBlocks:
+        """Prior blocks for what is stored: what is lost to the last digits.
 
         Args:
-            z: ``(*batch, m, d)``, other points than the inducing points.
+            z: ``(*batch, m, d)``, the points to store it at.
+            num_inducing: How many of them, the first ones, are inducing points; all by
+                default. Data at other points observe the function there without the
+                jitter, so that what a memory loses does not depend on its points.
         """
-        same = self.same
-        if z is None:
-            z = self.z
-        else:
-            same = same_variables(z, self.data.x, self.z_a)
+        same = same_variables(z, self.data.x, self.z_a)
+        if num_inducing is not None:
+            same[..., num_inducing:, : self.data.x.size(-2)] = False
+        prior = self._blocks(z, same)
+        return prior._replace(L_aa=F.cholesky(prior.K_aa))
+
+    def _blocks(self, z: Tensor, same: Tensor) -> PriorBlocks:
         return prior_blocks(
             self.mean, self.kernel, z, self.data.x, self.z_a, self.jitter, same
         )

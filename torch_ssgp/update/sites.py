@@ -140,22 +140,15 @@ def basis(prior: PriorBlocks, past: PseudoObservations) -> Basis:
     Returns:
         The coordinates of data and past.
     """
-    L = F.cholesky(prior.K_bb)
-    num_new = prior.K_bf.size(-1)
-    A = F.solve_lower(L, torch.cat([prior.K_bf, prior.K_ba], -1))
-    A_f, A_a = A[..., :num_new], A[..., num_new:]
-    G = A_a @ past.U.mT
-    lost_a = ((past.U @ prior.K_aa) * past.U).sum((-2, -1)) - F.squared_norm(
-        G, (-2, -1)
-    )
+    white = F.whiten(prior, past)
     return Basis(
-        A_f=A_f,
+        A_f=white.A_f,
         k_f=prior.k_ff,
-        lost_f=prior.k_ff - F.squared_norm(A_f, -2),
+        lost_f=white.lost_f,
         m_f=prior.m_f,
-        G=G,
-        r_a=past.g - F.matvec(past.U, prior.m_a),
-        lost_a=lost_a,
+        G=white.G,
+        r_a=white.r_a,
+        lost_a=white.seen - F.squared_norm(white.G, (-2, -1)),
         rest=past.rho + past.n * F.LOG_2PI,
     )
 
