@@ -35,9 +35,9 @@ from torch import Tensor, nn
 
 from torch_ssgp import StreamingGP
 from torch_ssgp.exceptions import BudgetWarning
-from torch_ssgp.update.initialization import initialize_from_data
 from torch_ssgp.modules import gram, variances
 from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.update.initialization import initialize_from_data
 
 CHUNK = 1_000  # test points predicted at once
 BREAKDOWNS = (NanError, NotPSDError, torch.linalg.LinAlgError)

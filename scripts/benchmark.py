@@ -4,6 +4,7 @@
     python scripts/benchmark.py choice     cost of choosing inducing points
     python scripts/benchmark.py policies   streams x policies x seeds; takes hours
     python scripts/benchmark.py memory     streams x memory sizes x seeds; takes hours
+    python scripts/benchmark.py streams    small batches, periods, labels, deep kernels
     python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
     python scripts/benchmark.py report     docs/benchmarks.md from what was written
 
@@ -41,7 +42,11 @@ from torch_ssgp import (
     InducingPolicy,
     StreamingGP,
 )
-from torch_ssgp.fit import StreamingObjective, _Ascent, coordinates
+from torch_ssgp.update import UpdateOptions
+from torch_ssgp.update.ascent import Ascent
+from torch_ssgp.update.coordinates import coordinates
+from torch_ssgp.update.learning import Update
+from torch_ssgp.update.objective import Objective
 
 Row = dict[str, Any]
 
@@ -71,7 +76,7 @@ def _stream_state(m: int, n: int, batch_shape: tuple[int, ...]) -> Any:
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
     kernel.base_kernel.lengthscale, kernel.outputscale = 0.2, 1.0
     model = StreamingGP(
-        kernel, num_inducing=m, batch_shape=torch.Size(batch_shape)
+        kernel, num_inducing=m, memory_size=m, batch_shape=torch.Size(batch_shape)
     ).double()
     model.likelihood.noise = 0.1
     z, x = draw(*batch_shape, m, 2), draw(*batch_shape, n, 2)
@@ -80,14 +85,17 @@ def _stream_state(m: int, n: int, batch_shape: tuple[int, ...]) -> Any:
     return model, x, y, z
 
 
-def _gradient_step(
-    model: StreamingGP, x: Tensor, y: Tensor, z: Tensor
-) -> tuple[StreamingObjective, Callable[[], None]]:
-    """The objective of an update at ``z``, and one step of its inner loop."""
+def _update(model: StreamingGP, x: Tensor, y: Tensor) -> Update:
+    """The next update of a model, before it began."""
     data = model._check_data(x, y, None)
-    objective = model._objective(data, model.summary.pseudo_observations, learn=True)
+    return Update(model._known(data), data, UpdateOptions(), model._limits(data))
+
+
+def _gradient_step(update: Update, z: Tensor) -> tuple[Objective, Callable[[], None]]:
+    """The objective of an update at ``z``, and one step of its inner loop."""
+    objective = update.objective()
     objective.start_at(z, learn=True)
-    ascent = _Ascent(objective, coordinates(objective, True, True), None)
+    ascent = Ascent(objective, coordinates(objective, True, True), None)
     optimizer = torch.optim.Adam(ascent.etas)
 
     def step() -> None:
@@ -103,7 +111,7 @@ def core_row(m: int, n: int, batch: int, repeats: int) -> Row:
     A = torch.randn(*x.shape[:-2], m, n, dtype=torch.float64)
     eye = torch.eye(m, dtype=torch.float64)
 
-    _, step = _gradient_step(model, x, y, z)
+    _, step = _gradient_step(_update(model, x, y), z)
     times = median_times(
         {
             "floor": lambda: torch.linalg.cholesky(A @ A.mT / n + eye),
@@ -158,10 +166,11 @@ def core(repeats: int = 15) -> list[Row]:
 def choice_row(m: int, n: int, repeats: int) -> Row:
     """Choosing inducing points, in units of one gradient step; five are allowed."""
     model, x, y, z = _stream_state(m, n, ())
-    objective, step = _gradient_step(model, x, y, z)
+    update = _update(model, x, y)
+    objective, step = _gradient_step(update, z)
 
     def choose(policy: InducingPolicy) -> Callable[[], Tensor]:
-        return torch.no_grad()(lambda: policy(model._candidates(objective)))
+        return torch.no_grad()(lambda: policy(update.candidates(objective)))
 
     policies = (GreedyInformation(), GreedyVariance(), AdaptiveBudget())
     jobs = {type(policy).__name__: choose(policy) for policy in policies}
@@ -180,6 +189,7 @@ COMMANDS = {"core": core, "choice": choice}
 OTHERS = {
     "policies": "bench_policies",
     "memory": "bench_memory",
+    "streams": "bench_streams",
     "bayesopt": "bench_bayesopt",
 }
 DOCS = Path(__file__).resolve().parents[1] / "docs"

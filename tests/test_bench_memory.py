@@ -7,17 +7,31 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 import bench_memory
 import benchmark
 import oracles
 import streams
-from bench_memory import BATCH, DEFAULT, FLOOR, SIZES, STORAGE, VARIANTS, Budget, Row
+from baselines import new_kernel
+from bench_memory import (
+    BATCH,
+    DEFAULT,
+    FLOOR,
+    SIZES,
+    STORAGE,
+    VARIANTS,
+    BatchBound,
+    Budget,
+    Row,
+    Snapshot,
+)
 from streams import Stream
-from torch_ssgp import settings
+from torch_ssgp import StreamingGP, settings
 
 
 def row(
@@ -32,7 +46,13 @@ def row(
     key = {"stream": stream, "variant": variant, "seed": 0, "version": "1"}
     end = {"RMSE": rmse, "MLL": mll, "M": 100, "cpu_seconds": 2.0, "failure": ""}
     if variant == BATCH:
-        end |= {"bound": 0.5, "converged": True, "steps": 7, "restarts": 1}
+        end |= {
+            "bound": 0.5,
+            "converged": True,
+            "steps": 7,
+            "restarts": 1,
+            "cpu_seconds_near": 1.0,
+        }
     else:
         end |= {"R": 200, "memory RMSE": memory[0], "memory MLL": memory[1]}
     return {**key, **end, **others}
@@ -111,18 +131,56 @@ def test_a_batch_reference_is_batch_regression_on_a_plateau() -> None:
             kernel, z, q, stream.x_test, mean, jitter
         )
         ours = model(stream.x_test)
-    assert found.bound == pytest.approx(q.bound.item(), abs=1e-6)
+    assert found.bound * len(y) == pytest.approx(q.bound.item(), abs=1e-5)
     torch.testing.assert_close(ours.mean, expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(ours.variance, covariance.diag(), atol=1e-6, rtol=0)
+
+
+def test_the_gradient_of_the_batch_bound_is_that_of_differences() -> None:
+    x = torch.rand(40, 2, dtype=torch.float64) * torch.tensor([1.0, 5.0])
+    y = 3 + torch.sin(4 * x[:, 0]) + 0.3 * torch.randn(40)
+    model = StreamingGP(new_kernel(2), num_inducing=6).double()
+    model.update(x, y, num_steps=5, inducing_points=x[:6] + 0.1)
+    bound = BatchBound(x, y, model)
+    _, gradient = bound(bound.start)
+    steps = 1e-5 * np.eye(len(bound.start))
+    differences = [
+        (bound(bound.start + step)[0] - bound(bound.start - step)[0]) / 2e-5
+        for step in steps
+    ]
+    assert len(gradient) == 2 + 1 + 1 + 1 + 6 * 2 and np.abs(gradient).min() > 1e-6
+    np.testing.assert_allclose(gradient, differences, rtol=1e-5, atol=1e-8)
 
 
 def test_a_reference_that_its_cap_stopped_is_on_no_plateau() -> None:
     stream = streams.revisiting(num_batches=1, num_test=20)
     result = bench_memory.run_batch(stream, 10, max_steps=1)
     assert not result["converged"] and result["restarts"] == 0
-    assert result["gain"] is None and result["steps"] >= 1
+    assert result["gain"] > bench_memory.PLATEAU
     rows = [{**row("revisiting", BATCH, 1.0, 1.0), **result}]
     assert "no plateau (seed): revisiting (0)." in bench_memory.remarks(rows)
+
+
+def test_a_batch_model_is_near_where_its_scores_are_those_of_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scores = {"start": (0.05, 1.0), "near": (0.0405, 1.99), "end": (0.04, 2.0)}
+    path = [Snapshot(1, 1.0, -9.0, "start"), Snapshot(50, 6.0, -1.0, "near")]
+    model = SimpleNamespace(name="end", summary=SimpleNamespace(num_inducing=5))
+    found = bench_memory.Reference(
+        model, -1.0, True, 60, 1, 0.0, 7.0, path, lambda at: SimpleNamespace(name=at)
+    )
+
+    def accuracy(model: Any, _: Stream) -> Row:
+        return dict(zip(("RMSE", "MLL"), scores[model.name], strict=True))
+
+    monkeypatch.setattr(bench_memory, "batch_reference", lambda *_: found)
+    monkeypatch.setattr(bench_memory, "accuracy", accuracy)
+    stream = streams.revisiting(num_batches=1, num_test=1)
+    result = bench_memory.run_batch(stream, 5)
+    assert (result["cpu_seconds"], result["cpu_seconds_near"]) == (7.0, 6.0)
+    scores["near"] = (0.04, 1.97)
+    assert bench_memory.run_batch(stream, 5)["cpu_seconds_near"] == 7.0
 
 
 def test_a_run_says_what_its_points_and_its_memory_end_with() -> None:
@@ -189,7 +247,7 @@ def test_a_run_is_resumed_and_shares_its_file(
 def test_a_file_has_a_header_and_a_line_per_row(tmp_path: Path) -> None:
     out = tmp_path / "new" / "memory.json"
     rows = [row("bike", BATCH, 1.0, 1.0), row("bike", DEFAULT, 1.0, 1.0)]
-    header = bench_memory._settings(max_steps=5)
+    header = bench_memory._header(max_steps=5)
     bench_memory.write(out, header, rows)
     lines = out.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line.rstrip(",")) for line in lines[2:4]] == rows
@@ -255,10 +313,12 @@ def test_a_bar_is_met_in_every_seed_or_not_at_all() -> None:
 
 def test_errors_below_the_noise_floor_count_as_the_floor() -> None:
     name = "pseudo-periodic M=200"
+    smallest = GaussianLikelihood().noise_covar.raw_noise_constraint.lower_bound
+    assert FLOOR**2 == pytest.approx(smallest.item())
 
     def met(rmse: float) -> str:
-        batch, run = (row(name, v, rmse, 1.0) for v in (BATCH, DEFAULT))
-        (line,) = bench_memory.bars([{**batch, "RMSE": FLOOR / 4}, run])
+        batch = row(name, BATCH, FLOOR / 4, 1.0)
+        (line,) = bench_memory.bars([batch, row(name, DEFAULT, rmse, 1.0)])
         return line["met"]
 
     assert [met(FLOOR / 2), met(1.03 * FLOOR)] == ["yes", "no"]

@@ -54,7 +54,7 @@ def test_a_state_of_another_batch_shape_is_refused():
 
 def test_discounting_scales_the_likelihood():
     summary = trained().summary
-    half = summary.discount(0.5)
+    half = summary.pseudo_observations.discount(0.5)
     assert half.n == 20
     torch.testing.assert_close(half.U.square(), 0.5 * summary.U.square())
     torch.testing.assert_close(half.rho, 0.5 * summary.residual)

@@ -45,7 +45,7 @@ class Data(NamedTuple):
     Attributes:
         x: ``(*batch, n, d)``.
         y: ``(*batch, n)``, targets as they came.
-        noise: ``(*batch, n)``, known noise variances, NaN where there is none.
+        noise: ``(*batch, n)``, known noise variances, zero where there is none.
         weight: ``(n,)``, powers of their likelihoods; ``None`` where all are one.
     """
 
@@ -186,8 +186,8 @@ class Memory(Buffers):
         row_data: ``()``, data behind the rows; fractional after forgetting.
         y: ``(*batch, k)``, targets of the raw data, as they came.
         target: ``(*batch, k)``, the same as Gaussian observations: their sites.
-        noise: ``(*batch, k)``, noise variances of these; NaN where the likelihood's
-            noise is that of all rows.
+        noise: ``(*batch, k)``, noise variances of these; zero where it is the noise
+            of the likelihood.
         weight: ``(k,)``, powers of their likelihoods, below one after forgetting.
         offset: ``(*batch,)``, residual that belongs to the sites.
         shared_noise: Whether the noise of the rows follows the likelihood.
@@ -241,6 +241,16 @@ class Memory(Buffers):
         for name, value in empty.items():
             self.register_buffer(name, value.double())
         self.register_buffer("shared_noise", torch.tensor(False))
+
+    def _check_sizes(self, values: dict[str, Tensor], prefix: str) -> None:
+        super()._check_sizes(values, prefix)
+        num_points, parts = values["points"].size(-2), (values["U"], values["y"])
+        if num_points != sum(part.size(-1) for part in parts):
+            raise StateError(
+                f"{prefix}points has {num_points} points in the state loaded, which "
+                "does not go with the rest of the Memory; nothing was loaded. Use a "
+                "state as it came from state_dict()."
+            )
 
     # -- what is in it --------------------------------------------------------------
 
@@ -299,7 +309,7 @@ class Memory(Buffers):
         In units of the noise that all share, or of each row's own noise.
         """
         now = copy(self)
-        noise = torch.where(now.noise.isnan(), 1.0, now.noise)
+        noise = torch.where(now.noise == 0, 1.0, now.noise)
         return now.pseudo_observations(noise, torch.ones_like(now.residual)).U
 
     @property
@@ -324,7 +334,7 @@ def buffers(
     if weight is None:
         weight = torch.ones_like(past.n).expand(data.x.size(-2))
     if noise is None:
-        noise = torch.full_like(sites.target, torch.nan)
+        noise = torch.zeros_like(sites.target)
     values = {
         "points": torch.cat(F.broadcast_matrices(rows.points, data.x), -2),
         "U": past.U,
@@ -378,7 +388,7 @@ def remember(old: Data, new: Data) -> Data:
     if old.noise is not None or new.noise is not None:
         noise = _joined(
             *(
-                torch.full_like(d.y, torch.nan) if d.noise is None else d.noise
+                torch.zeros_like(d.y) if d.noise is None else d.noise
                 for d in (old, new)
             )
         )

@@ -355,7 +355,10 @@ class StreamingGP(Whole, GP):
         s = self._noise_scale(likelihood, data.y, shared)
         past = self._past(data, shared)
         past = past._replace(rho=past.rho + offset)
-        sigma2 = observation_noise(likelihood, data.noise)
+        sigma2 = data.noise
+        if likelihoods.is_gaussian(likelihood):
+            sigma2 = observation_noise(likelihood, data.noise)
+        assert sigma2 is not None  # sites have one
         jitter = self._jitter(data.y.dtype)
         z_a, x_b = F.broadcast_matrices(self._old_points(data.x), data.x)
         if inducing_points is None:

@@ -260,7 +260,7 @@ def observation_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:
 
     Args:
         likelihood: A Gaussian likelihood.
-        noise: Known variances of the data, NaN where there is none. They replace the
+        noise: Known variances of the data, zero where there is none. They replace the
             noise of a ``GaussianLikelihood``; a learned additional noise of a
             ``FixedNoiseGaussianLikelihood`` is added to them.
 
@@ -272,4 +272,4 @@ def observation_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:
         return noise + likelihood.second_noise
     if noise is None:
         return likelihood.noise
-    return torch.where(noise.isnan(), likelihood.noise, noise)
+    return torch.where(noise == 0, likelihood.noise, noise)

@@ -474,7 +474,7 @@ def recall(
     if bool(memory.shared_noise) and not shared_noise:
         sigma2 = prepared(known.frozen.likelihood.noise)
         past = F.to_sites(past, sigma2.squeeze(-1).expand(batch))
-        known_noise = torch.where(known_noise.isnan(), sigma2, known_noise)
+        known_noise = torch.where(known_noise == 0, sigma2, known_noise)
     z_a = prepared(z_a)
     z_a = z_a.expand(*new.x.shape[:-2], *z_a.shape[-2:])
     raw = Data(

@@ -230,7 +230,8 @@ class GaussianObjective(Objective):
         x, y = self.data.x, self.data.y
         if self.z_a.size(-2):
             z, a = known_values(self.z_a, self.past)
-            x, y = torch.cat([z, x], -2), torch.cat(F.broadcast_rows(a, y), -1)
+            x = torch.cat(F.broadcast_matrices(z, x), -2)
+            y = torch.cat(F.broadcast_rows(a, y), -1)
         initialize_from_data(*self.modules_of_prior, x, y)
 
     def noises(self) -> tuple[Tensor, Tensor]:
@@ -250,9 +251,9 @@ class GaussianObjective(Objective):
         return GaussianData(self.data.y, noise, torch.zeros_like(self.past.rho))
 
     def remembered_noise(self, data: GaussianData) -> Tensor:
-        """NaN where it follows the likelihood; else what is known, or was learned."""
+        """Zero where it follows the likelihood; else what is known, or was learned."""
         if data.noise is None:
-            return torch.full_like(data.target, torch.nan)
+            return torch.zeros_like(data.target)
         known = self.data.noise
         if known is None or not isinstance(
             self.likelihood, FixedNoiseGaussianLikelihood
@@ -285,14 +286,16 @@ def known_values(z: Tensor, past: PseudoObservations) -> tuple[Tensor, Tensor]:
     Returns:
         ``(*batch, k, d)`` and ``(*batch, k)``; all streams have the same number.
     """
-    weight = past.U.square().sum(-2)
+    batch = torch.broadcast_shapes(z.shape[:-2], past.g.shape[:-1])
+    z = z.expand(*batch, *z.shape[-2:])
+    weight = past.U.square().sum(-2).expand(*batch, -1)
     known = weight > KNOWN * weight.amax(-1, keepdim=True)
     count = int(known.sum(-1).min())
     best = weight.topk(count, -1).indices
     # Least squares with rows of full rank or not, on any device: by the pseudo-inverse.
     a = (torch.linalg.pinv(past.U) @ past.g.unsqueeze(-1)).squeeze(-1)
     z = z.gather(-2, best.unsqueeze(-1).expand(*best.shape, z.size(-1)))
-    return z, a.gather(-1, best.expand(*a.shape[:-1], -1))
+    return z, a.expand(*batch, -1).gather(-1, best)
 
 
 KNOWN = 0.25  # share of the largest weight that a point must have to count as known

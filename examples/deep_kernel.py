@@ -1,0 +1,186 @@
+"""A network before the kernel, learned from batches as they arrive.
+
+The function depends on curved directions in eight inputs. A small network turns the
+inputs into two features, and the kernel compares those. Run
+``python examples/deep_kernel.py``: streams batches through this kernel and through one
+without a network, fits GPyTorch's exact model to all data at once, prints the errors,
+saves out/deep_kernel.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from torch_ssgp import StreamingGP
+from torch_ssgp.plotting import require_pyplot
+
+NUM_INPUTS, NOISE = 8, 0.1
+
+
+class DeepKernel(Kernel):
+    """A kernel of the features that a network makes of the inputs."""
+
+    def __init__(self, network: nn.Module, base_kernel: Kernel) -> None:
+        super().__init__()
+        self.network, self.base_kernel = network, base_kernel
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
+        """The base kernel at the features."""
+        features = self.network(x1), self.network(x2)
+        return self.base_kernel.forward(*features, diag=diag, **params)
+
+
+def deep_kernel(seed: int = 0) -> ScaleKernel:
+    """Eight inputs, 32 units, two features; the same weights for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.Linear(NUM_INPUTS, 32), nn.Tanh(), nn.Linear(32, 2))
+    return ScaleKernel(DeepKernel(network, RBFKernel()))
+
+
+class ExactDeepGP(gpytorch.models.ExactGP):
+    """What the stream is compared with: all data at once, no inducing points."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        super().__init__(x, y, GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = deep_kernel()
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """Prior at ``x``."""
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def make_data(num: int, num_test: int = 500) -> tuple[Tensor, ...]:
+    """Inputs and noisy targets, test inputs and the function there."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    x, w = draw(num + num_test, NUM_INPUTS), draw(NUM_INPUTS, 3)
+    u = x @ (w / w.norm(dim=0))
+    f = torch.sin(2 * u[:, 0] + u[:, 1]) + torch.tanh(u[:, 2] * u[:, 0])
+    return x[:num], f[:num] + NOISE * draw(num), x[num:], f[num:]
+
+
+def fit_exact(x: Tensor, y: Tensor, num_steps: int) -> ExactDeepGP:
+    """Adam on all data."""
+    model = ExactDeepGP(x, y).double()
+    model.likelihood.noise = 0.1 * y.var()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with gpytorch.settings.max_cholesky_size(100_000):
+        for _ in tqdm(range(num_steps), desc="exact", unit="step"):
+            optimizer.zero_grad()
+            loss = -mll(model(x), y)
+            loss.backward()
+            optimizer.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def rmse(model: StreamingGP | ExactDeepGP, x: Tensor, f: Tensor) -> float:
+    """Error against the function without noise."""
+    with gpytorch.settings.max_cholesky_size(100_000):
+        return (model(x).mean - f).square().mean().sqrt().item()
+
+
+def main(
+    num_batches: int = 10,
+    batch_size: int = 100,
+    exact_steps: int = 300,
+    out: str | Path = "out",
+) -> dict[str, list[float]]:
+    """Learn the stream; the errors after every batch, by model.
+
+    Args:
+        num_batches: Batches of the stream.
+        batch_size: Data in each.
+        exact_steps: Steps of Adam for the exact model, which has one error.
+        out: Folder for the figure.
+    """
+    x, y, x_test, f_test = make_data(num_batches * batch_size)
+    models = {
+        "deep kernel": StreamingGP(deep_kernel()).double(),
+        "no network": StreamingGP(
+            ScaleKernel(RBFKernel(ard_num_dims=NUM_INPUTS))
+        ).double(),
+    }
+    errors: dict[str, list[float]] = {name: [] for name in models}
+    for name, model in models.items():
+        batches = zip(x.split(batch_size), y.split(batch_size), strict=True)
+        for part in tqdm(batches, desc=name, unit="batch", total=num_batches):
+            model.update(*part)
+            errors[name].append(rmse(model, x_test, f_test))
+    exact = fit_exact(x, y, exact_steps)
+    errors["exact, deep kernel"] = [rmse(exact, x_test, f_test)]
+    print_table(errors, batch_size)
+    path = Path(out) / "deep_kernel.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shown = {"stream": models["deep kernel"], "all data at once, exact": exact}
+    draw(path, errors, batch_size, shown, x_test, f_test)
+    print(f"figure: {path}")
+    return errors
+
+
+def print_table(errors: dict[str, list[float]], batch_size: int) -> None:
+    """One line per batch, then the exact model."""
+    print(f"RMSE   {'data':>6} {'deep kernel':>12} {'no network':>12}")
+    streams = zip(errors["deep kernel"], errors["no network"], strict=True)
+    for k, (deep, plain) in enumerate(streams, 1):
+        print(f"{k * batch_size:13d} {deep:12.4f} {plain:12.4f}")
+    exact = errors["exact, deep kernel"][0]
+    print(f"{'exact':>13} {exact:12.4f}")
+    print(f"stream / exact: {errors['deep kernel'][-1] / exact:.2f}")
+
+
+@torch.no_grad()
+def draw(
+    path: Path,
+    errors: dict[str, list[float]],
+    batch_size: int,
+    models: dict[str, Any],
+    x: Tensor,
+    f: Tensor,
+) -> None:
+    """Errors along the stream, and what the networks make of the test inputs."""
+    pyplot = require_pyplot()
+    figure, panels = pyplot.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
+    for name, colour in (("deep kernel", "tab:blue"), ("no network", "tab:orange")):
+        seen = [batch_size * k for k in range(1, len(errors[name]) + 1)]
+        panels[0].plot(seen, errors[name], "o-", color=colour, label=f"stream, {name}")
+    exact = errors["exact, deep kernel"][0]
+    panels[0].axhline(exact, color="black", ls="--", label="exact, deep kernel")
+    panels[0].set_yscale("log")
+    panels[0].set_xlabel("data seen")
+    panels[0].set_ylabel("RMSE")
+    panels[0].legend(fontsize=8)
+    for ax, (name, model) in zip(panels[1:], models.items(), strict=True):
+        features = model.covar_module.base_kernel.network(x)
+        dots = ax.scatter(*features.mT, c=f, s=12, cmap="coolwarm")
+        ax.set_title(f"features: {name}", fontsize=10)
+        ax.set_xlabel("first feature")
+    panels[1].set_ylabel("second feature")
+    figure.colorbar(dots, ax=panels[2], label="function")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--num-batches", type=int, default=10)
+    parser.add_argument("--exact-steps", type=int, default=300)
+    parser.add_argument("--out", default="out")
+    arguments = parser.parse_args()
+    main(arguments.num_batches, exact_steps=arguments.exact_steps, out=arguments.out)
