@@ -1,25 +1,40 @@
 """Bayesian optimisation with a streaming surrogate: regret, cost and fantasies.
 
-    python scripts/bench_bayesopt.py             all three tables
-    python scripts/bench_bayesopt.py cost        one of regret, cost, fantasies
+    python scripts/bench_bayesopt.py                   all tables but versions
+    python scripts/bench_bayesopt.py regret cost       some of them
+    python scripts/bench_bayesopt.py versions --old PATH
 
 Regret is what is left to the known maximum, the same seeds and initial designs for
-every method. Times are medians of repetitions in which the methods take turns; only
-their ratios mean something.
+every method. ``versions`` compares with another version of the package: PATH is the
+folder that has its ``torch_ssgp``. Times are CPU time on one thread, medians of
+repetitions in which the methods take turns; only their ratios mean something.
+
+Rows already in the file are not run again, so a run can be interrupted and resumed.
+Exact models and random search stay when the version changes, all else is run anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from botorch.acquisition import LogExpectedImprovement, qLogNoisyExpectedImprovement
+from botorch.acquisition import (
+    LogExpectedImprovement,
+    qKnowledgeGradient,
+    qLogNoisyExpectedImprovement,
+)
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
@@ -33,10 +48,22 @@ from botorch.utils.sampling import draw_sobol_samples
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from common import write_json
+from common import markdown, positive
 from torch_ssgp.surrogates import SingleTaskStreamingGP
 
 Row = dict[str, Any]
+# What makes the name of a row: those of its columns that are in here.
+NAMES = (
+    "table",
+    "problem",
+    "method",
+    "inducing",
+    "evaluations",
+    "seed",
+    "fantasies",
+    "what",
+)
+STREAMING, EXACT, RANDOM = "streaming", "exact", "random"
 
 
 class Streaming:
@@ -151,60 +178,110 @@ def optimise(
     return problem.optimal_value - Y.squeeze(-1).cummax(0).values
 
 
+Case = tuple[BaseTestProblem, int, int, int]
+
+
+def cases() -> dict[str, Case]:
+    """Problems, evaluations at first and in all, and inducing points: fewer."""
+    return {
+        "Branin": (Branin(negate=True), 6, 40, 30),
+        "Hartmann-6": (Hartmann(dim=6, negate=True), 12, 80, 60),
+    }
+
+
 def regret(
-    seeds: int = 5, branin: int = 40, hartmann: int = 80, num_steps: int = 50
-) -> list[Row]:
-    """Final simple regret of streaming, exact and random search, by qLogNEI.
+    problems: Iterable[str] = ("Hartmann-6",),
+    seeds: int = 10,
+    num_evaluations: int | None = None,
+    num_steps: int = 50,
+) -> dict[str, Callable[[], Row]]:
+    """Final simple regret by qLogNEI, one job for every method and seed.
 
-    Streaming with the default of 100 inducing points, more than there are evaluations,
-    and with three for every four. LogEI would not do: with inferred noise it stalls
-    beside its incumbent, for either model.
+    The streaming model has three inducing points for every four evaluations. LogEI
+    would not do: with inferred noise it stalls beside its incumbent, for either model.
+
+    Args:
+        problems: Of :func:`cases`.
+        seeds: How many.
+        num_evaluations: If not those of the problem.
+        num_steps: Budget of the inner loop of each update.
     """
-    rows = []
-    cases: list[tuple[str, BaseTestProblem, int, int, int]] = [
-        ("Branin", Branin(negate=True), 6, branin, 3 * branin // 4),
-        ("Hartmann-6", Hartmann(dim=6, negate=True), 12, hartmann, 3 * hartmann // 4),
-    ]
-    for name, problem, num_initial, num_evaluations, fewer in cases:
+    jobs: dict[str, Callable[[], Row]] = {}
+    for name in problems:
+        problem, num_initial, default, num_inducing = cases()[name]
+        total = num_evaluations or default
 
-        def streaming(num_inducing: int) -> Surrogate:
-            return lambda X, Y, bounds: Streaming(X, Y, bounds, num_inducing, num_steps)
+        def streaming(
+            X: Tensor, Y: Tensor, bounds: Tensor, num_inducing: int = num_inducing
+        ) -> Streaming:
+            return Streaming(X, Y, bounds, num_inducing, num_steps)
 
-        methods: list[tuple[str, int | str, Surrogate | None]] = [
-            ("streaming", 100, streaming(100)),
-            ("streaming", fewer, streaming(fewer)),
-            ("exact", "", Refit),
-            ("random", "", None),
-        ]
-        for method, num_inducing, surrogate in methods:
-            start = time.perf_counter()
-            final = [
-                float(
-                    optimise(
-                        problem,
-                        surrogate,
-                        num_initial,
-                        num_evaluations,
-                        seed,
-                        noisy=True,
-                    )[-1]
+        methods: dict[str, Surrogate | None] = {
+            STREAMING: streaming,
+            EXACT: Refit,
+            RANDOM: None,
+        }
+        for seed in range(seeds):
+            for method, surrogate in methods.items():
+                inducing = num_inducing if method == STREAMING else ""
+                row = dict(
+                    zip(
+                        NAMES,
+                        ("regret", name, method, inducing, total, seed),
+                        strict=False,
+                    )
                 )
-                for seed in range(seeds)
-            ]
-            rows.append(
-                {
-                    "problem": name,
-                    "method": method,
-                    "evaluations": num_evaluations,
-                    "inducing": num_inducing,
-                    "median_regret": statistics.median(final),
-                    "best": min(final),
-                    "worst": max(final),
-                    "seconds_per_seed": (time.perf_counter() - start) / seeds,
-                }
-            )
-            print_row(rows[-1])
-    return rows
+
+                def job(
+                    row: Row = row,
+                    surrogate: Surrogate | None = surrogate,
+                    problem: BaseTestProblem = problem,
+                    num_initial: int = num_initial,
+                    total: int = total,
+                    seed: int = seed,
+                ) -> Row:
+                    start = time.process_time()
+                    trace = optimise(
+                        problem, surrogate, num_initial, total, seed, noisy=True
+                    )
+                    seconds = time.process_time() - start
+                    return {**row, "regret": float(trace[-1]), "seconds": seconds}
+
+                jobs[name_of(row)] = job
+    return jobs
+
+
+def summary(rows: list[Row]) -> list[Row]:
+    """Median regret of each method, and against the exact model on the same seeds."""
+    tables = []
+    found = [row for row in rows if row["table"] == "regret"]
+    for problem, total in dict.fromkeys(
+        (row["problem"], row["evaluations"]) for row in found
+    ):
+        by_method: dict[str, dict[int, Row]] = {}
+        for row in found:
+            if (row["problem"], row["evaluations"]) == (problem, total):
+                by_method.setdefault(row["method"], {})[row["seed"]] = row
+        exact = by_method.get(EXACT, {})
+        for method, runs in by_method.items():
+            final = [row["regret"] for row in runs.values()]
+            row = {
+                "problem": problem,
+                "method": method,
+                "inducing": next(iter(runs.values()))["inducing"],
+                "evaluations": total,
+                "seeds": len(final),
+                "median_regret": statistics.median(final),
+                "best": min(final),
+                "worst": max(final),
+                "to_exact": "",
+                "seconds": statistics.median(r["seconds"] for r in runs.values()),
+            }
+            if exact and exact.keys() == runs.keys():
+                middle = statistics.median(r["regret"] for r in exact.values())
+                row["to_exact"] = row["median_regret"] / middle
+            tables.append(row)
+    return tables
 
 
 def cost(
@@ -282,10 +359,10 @@ def cost(
     times: dict[tuple[str, int], list[float]] = {key: [] for key in jobs}
     for repeat in range(repeats + 1):
         for key, job in jobs.items():
-            start = time.perf_counter()
+            start = time.process_time()
             job()
             if repeat:
-                times[key].append(time.perf_counter() - start)
+                times[key].append(time.process_time() - start)
     medians = {key: statistics.median(values) for key, values in times.items()}
     rows = []
     for method in ("streaming", "exact refit"):
@@ -293,6 +370,7 @@ def cost(
         for size in sizes:
             rows.append(
                 {
+                    "table": "cost",
                     "method": method,
                     "evaluations": size,
                     "seconds": medians[method, size],
@@ -342,12 +420,13 @@ def fantasies(num_inducing: int = 50, repeats: int = 7) -> list[Row]:
         times: dict[str, list[float]] = {"batched": [], "loop": []}
         for _ in range(repeats):
             for name, job in (("batched", batched), ("loop", loop)):
-                start = time.perf_counter()
+                start = time.process_time()
                 job()
-                times[name].append(time.perf_counter() - start)
+                times[name].append(time.process_time() - start)
         medians = {name: statistics.median(values) for name, values in times.items()}
         rows.append(
             {
+                "table": "fantasies",
                 "fantasies": f"16 x 5 x {q}",
                 "inducing": num_inducing,
                 "batched_ms": 1e3 * medians["batched"],
@@ -359,27 +438,256 @@ def fantasies(num_inducing: int = 50, repeats: int = 7) -> list[Row]:
     return rows
 
 
-TABLES: dict[str, Callable[[], list[Row]]] = {
-    "fantasies": fantasies,
-    "cost": cost,
-    "regret": regret,
-}
+# ------------------------------------------------------------------------- versions
 
 
-def run(*names: str) -> dict[str, list[Row]]:
-    """Run and print some of the tables, or all.
+def timed_jobs(num_inducing: int) -> dict[str, Callable[[], object]]:
+    """What is timed of one version, on a model that saw 240 evaluations.
 
     Args:
-        *names: Of ``fantasies``, ``cost`` and ``regret``.
+        num_inducing: Its inducing points, all in use.
+    """
+    problem = Hartmann(dim=6, negate=True)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, dtype=torch.float64, generator=generator)
+
+    X = draw(240, 6)
+    Y = problem(X).unsqueeze(-1)
+    model = SingleTaskStreamingGP(X[:120], Y[:120], num_inducing=num_inducing)
+    model.covar_module.lengthscale = 0.5
+    model.likelihood.noise = 1e-3
+    for rows in torch.arange(120, 240).split(40):
+        model.update(X[rows], Y[rows], num_steps=0)
+    assert model.inducing_points.size(-2) == num_inducing
+    test_X, one = draw(8, 6), (draw(1, 6), draw(1, 1))
+    many = (draw(5, 4, 6), draw(16, 5, 4, 1))
+    start, candidates = draw(4, 1 + 8, 6), draw(64, 1, 6)
+    new_X = draw(1, 6)
+    new_Y = problem(new_X).unsqueeze(-1)
+    state = model.state_dict()
+
+    def condition(X: Tensor, Y: Tensor) -> object:
+        return model.condition_on_observations(X, Y).posterior(test_X).mean
+
+    def ascend(acquisition: Any, X: Tensor) -> object:
+        X = X.clone().requires_grad_()
+        return torch.autograd.grad(acquisition(X).sum(), X)
+
+    def update() -> object:
+        model.load_state_dict(state)
+        return model.update(new_X, new_Y, num_steps=19)
+
+    gradient = qKnowledgeGradient(model, num_fantasies=8)
+    improvement = LogExpectedImprovement(model, best_f=Y.max())
+    return {
+        "posterior, with gradients": lambda: ascend(improvement, candidates),
+        "conditioning on one": lambda: condition(*one),
+        "16 x 5 x 4 fantasies": lambda: condition(*many),
+        "knowledge gradient": lambda: ascend(gradient, start),
+        "update of 19 steps": update,  # the last: it changes the model
+    }
+
+
+def serve(num_inducing: int) -> None:
+    """Time jobs whose names come in; what is timed is the version of this process."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    jobs = timed_jobs(num_inducing)
+    print(json.dumps(list(jobs)), flush=True)
+    for line in sys.stdin:
+        start = time.process_time()
+        jobs[json.loads(line)]()
+        print(json.dumps(time.process_time() - start), flush=True)
+
+
+class Worker:
+    """A process with a version of the package, which times jobs when asked to."""
+
+    def __init__(self, path: Path, num_inducing: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", str(num_inducing)],
+            env={**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.names: list[str] = self._answer()
+
+    def seconds(self, name: str) -> float:
+        """CPU time of a job."""
+        assert self.process.stdin is not None
+        print(json.dumps(name), file=self.process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("A process that was to time a version has ended.")
+        return json.loads(line)
+
+
+@contextmanager
+def workers(paths: Iterable[Path], num_inducing: int) -> Iterator[list[Worker]]:
+    """Processes, one for every version, that end with the block."""
+    running: list[Worker] = []
+    try:
+        for path in paths:
+            running.append(Worker(path, num_inducing))
+        yield running
+    finally:
+        for worker in running:
+            worker.process.kill()
+            worker.process.wait()
+
+
+def versions(
+    old: Path, sizes: tuple[int, ...] = (60, 100), repeats: int = 15
+) -> list[Row]:
+    """CPU time of this version against another, job by job, in turns.
+
+    Args:
+        old: The folder of the other version.
+        sizes: Numbers of inducing points.
+        repeats: Of every job, after one that is not counted.
+    """
+    here = Path(__file__).resolve().parents[1]
+    rows = []
+    for num_inducing in sizes:
+        with workers([here, old], num_inducing) as (new, other):
+            for name in new.names:
+                pairs = [
+                    (new.seconds(name), other.seconds(name)) for _ in range(repeats + 1)
+                ][1:]
+                first, second = (
+                    statistics.median(side) for side in zip(*pairs, strict=True)
+                )
+                rows.append(
+                    {
+                        "table": "versions",
+                        "what": name,
+                        "inducing": num_inducing,
+                        "ms": 1e3 * first,
+                        "old_ms": 1e3 * second,
+                        "ratio": first / second,
+                    }
+                )
+                print_row(rows[-1])
+    return rows
+
+
+# ------------------------------------------------------------------------- the file
+
+
+def name_of(row: Row) -> str:
+    """What a row is called: its columns that say what was run."""
+    return ", ".join(f"{row[key]}" for key in NAMES if row.get(key, "") != "")
+
+
+def header() -> Row:
+    """What a file begins with."""
+    names = ("torch_ssgp", "torch", "gpytorch", "botorch")
+    return {
+        "versions": {name: version(name) for name in names},
+        "threads": torch.get_num_threads(),
+    }
+
+
+def read(out: Path | None) -> dict[str, Row]:
+    """The rows in a file, by name."""
+    if out is None or not out.exists():
+        return {}
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    return {name_of(row): row for row in rows}
+
+
+def write(out: Path | None, rows: Iterable[Row]) -> None:
+    """A line for the header and one for every row; whole at any time."""
+    if out is None:
+        return
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft = out.with_name(f"{out.name}.{os.getpid()}.tmp")
+    text = f'{{"header": {json.dumps(header())},\n"rows": [\n{lines}\n]}}\n'
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, out)
+
+
+TABLES = ("fantasies", "cost", "versions", "regret")
+
+
+def run(
+    out: Path | None,
+    tables: Iterable[str],
+    *,
+    old: Path | None = None,
+    problems: Iterable[str] = ("Hartmann-6",),
+    seeds: int = 10,
+    again: bool = False,
+) -> list[Row]:
+    """All rows that are not in the file yet; the file after every one of them.
+
+    Args:
+        out: The file; ``None`` for none.
+        tables: Of :data:`TABLES`.
+        old: Folder of the version to compare with.
+        problems: Of the regret.
+        seeds: Of the regret.
+        again: Whether to run what is in the file, too.
 
     Returns:
-        The rows by table.
+        The rows of these tables.
     """
-    results = {}
-    for name in names or tuple(TABLES):
-        print(f"-- {name}")
-        results[name] = TABLES[name]()
-    return results
+    tables, now = list(tables), version("torch_ssgp")
+    rows = {
+        name: row
+        for name, row in read(out).items()
+        if row["table"] not in tables
+        or not again
+        and (row["version"] == now or row.get("method") in (EXACT, RANDOM))
+    }
+
+    def add(row: Row) -> None:
+        rows[name_of(row)] = {**row, "version": now}
+        write(out, rows.values())
+
+    for table in tables:
+        print(f"-- {table}", flush=True)
+        if table == "regret":
+            for name, job in regret(problems, seeds).items():
+                if name not in rows:
+                    add(job())
+                    print_row(rows[name])
+        elif not any(row["table"] == table for row in rows.values()):
+            if table == "versions":
+                assert old is not None
+                found = versions(old)
+            else:
+                found = {"fantasies": fantasies, "cost": cost}[table]()
+            for row in found:
+                add(row)
+    write(out, rows.values())
+    return [row for row in rows.values() if row["table"] in tables]
+
+
+def sections(rows: list[Row]) -> str:
+    """The tables of a page, in Markdown."""
+    parts = []
+    for table in TABLES:
+        found: list[Row] = [row for row in rows if row["table"] == table]
+        hidden = ("table", "version")
+        if table == "regret":
+            found, hidden = summary(found), ()
+        if found:
+            parts.append(
+                markdown(
+                    [{k: v for k, v in r.items() if k not in hidden} for r in found]
+                )
+            )
+    return "\n\n".join(parts)
 
 
 def print_row(row: Row) -> None:
@@ -387,22 +695,49 @@ def print_row(row: Row) -> None:
     cells = [
         f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in row.items()
-        if value != ""
+        if value != "" and key not in ("table", "version")
     ]
     print("  " + ", ".join(cells), flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("tables", nargs="*", choices=[*TABLES, []], default=[])
-    parser.add_argument(
-        "--out", "--json", type=Path, help="write the rows to this file as JSON"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "tables",
+        nargs="*",
+        choices=[*TABLES, []],
+        default=[],
+        help="fantasies, cost, versions, regret",
+    )
+    parser.add_argument(
+        "--out", "--json", type=Path, help="file of the rows, to go on with"
+    )
+    parser.add_argument("--old", type=Path, help="folder of a version to compare with")
+    parser.add_argument("--seeds", type=positive, default=10, help="of regret (10)")
+    parser.add_argument(
+        "--problems", nargs="+", choices=list(cases()), default=["Hartmann-6"]
+    )
+    parser.add_argument("--again", action="store_true", help="run what is in the file")
+    parser.add_argument("--serve", type=positive, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
-    results = run(*chosen.tables)
-    if chosen.out is not None:
-        write_json(chosen.out, results)
+    if chosen.serve:
+        return serve(chosen.serve)
+    tables = chosen.tables or [t for t in TABLES if t != "versions" or chosen.old]
+    if "versions" in tables and chosen.old is None:
+        parser.error("versions needs --old, the folder of a version to compare with.")
+    torch.set_num_threads(1)
+    rows = run(
+        chosen.out,
+        tables,
+        old=chosen.old,
+        problems=chosen.problems,
+        seeds=chosen.seeds,
+        again=chosen.again,
+    )
+    print(sections(rows))
 
 
 if __name__ == "__main__":

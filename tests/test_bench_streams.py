@@ -55,10 +55,10 @@ def test_small_streams_are_cut_and_sorted(case: Small) -> None:
 
 
 @pytest.mark.parametrize("name", bench.SERIES)
-def test_a_series_repeats_apart_from_its_trend(
+def test_a_series_repeats_apart_from_its_swings(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "TREND", 0.0)
+    monkeypatch.setattr(bench, "SWINGS", 0.0)
     case = bench.SERIES[name]
     x, y, f = bench.series_data(case, 0)
     num = case.per_period

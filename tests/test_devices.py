@@ -34,15 +34,21 @@ from torch_ssgp import (
     StreamingELBO,
     StreamingGP,
     StreamingVariationalStrategy,
-    fit,
     functional,
     inducing,
-    initialization,
     likelihoods,
+    memory,
     models,
     modules,
     prediction,
     settings,
+)
+from torch_ssgp.update import (
+    UpdateOptions,
+    ascent,
+    initialization,
+    learning,
+    objective,
     site_initialization,
     sites,
 )
@@ -61,20 +67,27 @@ HOST_CHECKS = {
     "inducing.AdaptiveBudget.__call__": "how many points are needed",
     "inducing.AdaptiveBudget.revise": "whether more points are needed",
     "inducing.merge_duplicates": "whether points coincide",
-    "models.StreamingGP.update": "the number of updates so far, whether to warn",
+    "models.StreamingGP._warn_of_losses": "whether to warn",
     "models.StreamingGP._jitter": "the jitter",
-    "models.StreamingGP._candidates": "the number of updates so far",
-    "fit.StreamingObjective.spread": "the spread of the targets",
-    "fit.StreamingObjective.distance": "how far the targets are from the mean",
+    "learning.Update.__init__": "the number of updates and of data so far",
+    "learning.Update.is_first": "whether anything was learned before",
+    "learning.Update.is_due": "whether a fresh start is due",
+    "learning.Update.run": "whether the fresh start is better",
+    "learning.Update.candidates": "the number of updates so far",
+    "learning.recall": "the form of the memory",
+    "learning._take_better": "whether the fresh start is better",
+    "learning._check_finite": "whether all is finite",
+    "memory.first_of_each": "which points coincide",
+    "objective.known_values": "how many points are known, for a fresh start",
+    "objective.Objective.check_finite": "whether there is a point to start from",
     "sites.SiteObjective.spread": "the size of the function",
-    "fit._is_positive": "whether a constraint is positive",
-    "fit._Ascent.plateau": "whether the loop may stop, every CHECK_EVERY steps",
-    "fit._Ascent.is_finite": "whether the optimiser may go on, once",
-    "fit.StreamingObjective.check_finite": "whether there is a point to start from",
-    "fit.maximize": "whether the last value was finite, once",
-    "fit._lbfgs": "the loss, for torch's line search",
+    "coordinates._is_positive": "whether a constraint is positive",
+    "ascent.Ascent.__init__": "the number of data, once",
+    "ascent.Ascent.plateau": "whether the loop may stop, every CHECK_EVERY steps",
+    "ascent.Ascent.is_finite": "whether the optimiser may go on, once",
+    "ascent.maximize": "whether the last value was finite, once",
+    "ascent._lbfgs": "the loss, for torch's line search",
     "sites.SiteObjective.settle": "whether sites settled, every CHECK_EVERY steps",
-    "models.StreamingGP._absorb": "the number of data, whether all is finite",
     "models.StreamingGP._shares_noise": "the form of the summary",
     "models.StreamingGP._past": "the form of the summary",
     "models.StreamingGP._current_predictor": "whether the cache is fresh",
@@ -102,7 +115,9 @@ COPIES = {
     "initialization._search": "the starts that were tried, in the first update",
     "site_initialization._search": "the starts that were tried, in the first update",
     "site_initialization._robust_variance": "two quantiles, in the first update",
-    "summary.PosteriorSummary.set": "one flag",
+    "learning.Update.store": "one flag",
+    "memory.buffers": "one flag",
+    "models.StreamingGP._condition": "one flag",
 }
 
 aten = torch.ops.aten
@@ -294,9 +309,8 @@ STREAMS = {
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Fewer of everything that is tried: operations without values are slow."""
-    monkeypatch.setattr(fit, "JUMPS", (4.0,))
-    monkeypatch.setattr(fit, "CHECK_EVERY", 2)
-    monkeypatch.setattr(fit, "PATIENCE", 1)
+    monkeypatch.setattr(ascent, "CHECK_EVERY", 2)
+    monkeypatch.setattr(ascent, "PATIENCE", 1)
     monkeypatch.setattr(sites, "CHECK_EVERY", 2)
     settle = sites.SiteObjective.settle.__wrapped__
     monkeypatch.setattr(settle, "__defaults__", (2, sites.TOLERANCE))
@@ -400,10 +414,17 @@ def test_a_training_loop_stays_on_the_device():
 
 def objective_of(model, x, y):
     """The objective of the next update of a model, with points to learn."""
+    update = update_of(model, x, y)
+    bound = update.objective()
+    bound.start_at(update.data.x[..., :6, :], learn=True)
+    return bound
+
+
+def update_of(model, x, y, **options):
+    """The next update of a model, before it began."""
     data = model._check_data(x, y, None)
-    objective = model._objective(data, model.summary.pseudo_observations, learn=True)
-    objective.start_at(data.x[..., :6, :], learn=True)
-    return objective
+    options = UpdateOptions(**options)
+    return learning.Update(model._known(data), data, options, model._limits(data))
 
 
 def started(likelihood=None, y=Y):
@@ -414,28 +435,25 @@ def started(likelihood=None, y=Y):
 
 
 @pytest.mark.parametrize("name", ["gaussian", "labels"])
-def test_only_the_look_at_the_plateau_grows_with_the_number_of_steps(name):
+def test_only_the_look_at_the_plateau_grows_with_the_number_of_steps(name, monkeypatch):
+    monkeypatch.setattr(ascent, "TOLERANCE", -math.inf)  # all steps are taken
     labels = name == "labels"
     y = (Y > 0).float() if labels else Y
     model = started(BernoulliLikelihood() if labels else None, y)
 
     def waits_of(num_steps):
         def run(model, x, y):
-            result = fit.maximize(
+            result = ascent.maximize(
                 objective_of(model, x, y),
-                num_steps=num_steps,
-                lr=None,
-                optimizer="adam",
+                UpdateOptions(num_steps=num_steps),
                 learn_hyperparameters=True,
-                learn_inducing_points=True,
-                tolerance=-math.inf,  # no plateau: all steps are taken
             )
             assert result.num_steps == num_steps
 
         return on_device(run, model, X, y).waits
 
     few, many = waits_of(2), waits_of(4)
-    assert many - few == {"fit._Ascent.plateau": 2 // fit.CHECK_EVERY}
+    assert many - few == {"ascent.Ascent.plateau": 2 // ascent.CHECK_EVERY}
     assert not few - many
 
 
@@ -480,10 +498,9 @@ def test_e_steps_wait_where_torch_checks_distributions_unless_told_not_to():
 def test_choosing_points_waits_every_ten_points():
     def waits_of(num_inducing):
         def run(model, x, y):
-            objective = objective_of(model, x, y)
             model.num_inducing = num_inducing
             model.inducing_policy = GreedyInformation()
-            return model._choose(objective)
+            return update_of(model, x, y).choose(objective_of(model, x, y))
 
         return on_device(run, started(), X, Y).waits
 
@@ -491,7 +508,19 @@ def test_choosing_points_waits_every_ten_points():
 
 
 @pytest.mark.parametrize(
-    "module", [functional, modules, prediction, fit, sites, inducing, models]
+    "module",
+    [
+        functional,
+        modules,
+        memory,
+        prediction,
+        ascent,
+        objective,
+        learning,
+        sites,
+        inducing,
+        models,
+    ],
 )
 def test_no_value_is_fetched_by_name_in_hot_modules(module):
     tree = ast.parse(inspect.getsource(module))

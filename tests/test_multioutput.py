@@ -51,6 +51,18 @@ def test_outputs_are_those_of_separate_models():
         torch.testing.assert_close(model(x).variance[:, i], one(x).variance)
 
 
+def test_outputs_are_predicted_from_the_memory_too():
+    x, y = data()
+    model = two_outputs(num_inducing=5)
+    model.update(x, y, num_steps=0)
+    one = model.model(x, from_memory=True)
+    for multitask in (model(x, from_memory=True), model.predict(x, from_memory=True)):
+        assert multitask.event_shape == (40, 2)
+        torch.testing.assert_close(multitask.mean, one.mean.mT)
+    torch.testing.assert_close(model(x, from_memory=True).variance, one.variance.mT)
+    assert (model(x).mean - one.mean.mT).abs().max() > 1e-3
+
+
 def test_outputs_learn_their_own_scale():
     x, y = data(80)
     model = two_outputs()

@@ -33,6 +33,7 @@ from torch_ssgp.prediction import Predictor
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.surrogates import SingleTaskStreamingGP
 from torch_ssgp.update.ascent import CHECK_EVERY
+from torch_ssgp.update.learning import Update
 from torch_ssgp.update.objective import GaussianObjective
 from torch_ssgp.update.sites import SiteObjective
 
@@ -143,7 +144,7 @@ def state_of(model):
             id(tensor) if is_parameter else None,
         )
     for name, module in model.named_modules():
-        hidden = ("_predictor", "_frozen", "_newest")
+        hidden = ("_predictors", "_frozen")
         caches = [id(getattr(module, attribute, None)) for attribute in hidden]
         state[f"module {name}"] = (id(module), module.training, *caches)
     optimizer = getattr(model, "optimizer", None)
@@ -279,7 +280,18 @@ def test_a_fault_in_any_evaluation_leaves_all_as_it_was(kind, monkeypatch):
     assert_twins(model, twin)
 
 
-@pytest.mark.parametrize("stage", ["_objective", "_choose", "_absorb", "_commit"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        (Update, "objective"),
+        (Update, "choose"),
+        (Update, "fresh_objective"),
+        (Update, "compress"),
+        (Update, "store"),
+        (StreamingGP, "_commit"),
+    ],
+    ids=lambda stage: stage[1],
+)
 @pytest.mark.parametrize("error", FAULTS)
 def test_a_fault_before_or_after_the_inner_loop_leaves_all_as_it_was(
     stage, error, monkeypatch
@@ -292,7 +304,7 @@ def test_a_fault_before_or_after_the_inner_loop_leaves_all_as_it_was(
         torch.rand(1)  # as a policy might that draws its points
         raise error
 
-    monkeypatch.setattr(StreamingGP, stage, fail)
+    monkeypatch.setattr(*stage, fail)
     with pytest.raises(error):
         update(model)
     assert state_of(model) == before
@@ -309,8 +321,11 @@ def test_a_fault_in_the_first_initialization_leaves_all_as_it_was(
     x, y = series()
     model = regression(likelihood=likelihood and likelihood())
     before = state_of(model)
-    for name in ("initialize_from_data", "initialize_sites"):
-        monkeypatch.setattr(f"torch_ssgp.models.{name}", lambda *_: 1 / 0)
+    for name in (
+        "objective.initialize_from_data",
+        "site_initialization.initialize_sites",
+    ):
+        monkeypatch.setattr(f"torch_ssgp.update.{name}", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         model.update(x, labels(y))
     # The frozen copies are a cache that any call may fill.
@@ -821,7 +836,7 @@ def test_copies_and_states_in_the_middle_of_a_change_wait_for_its_end(
     def look(name):
         seen[name] = looks[name]()
 
-    owner, last = PosteriorSummary, "set"
+    owner, last = PosteriorSummary, "replace"
     changing = getattr(model, "model", model).summary
     if kind == "surrogate":
         owner, last, changing = SingleTaskStreamingGP, "_sync_noise", model

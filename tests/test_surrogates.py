@@ -3,6 +3,7 @@
 import importlib
 import pickle
 import sys
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 
@@ -51,13 +52,17 @@ from botorch.utils.multi_objective.box_decompositions import (
 )
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MaternKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from torch import Tensor
 
 from torch_ssgp import functional as F
-from torch_ssgp.exceptions import MissingDependencyError
+from torch_ssgp.exceptions import (
+    ArgumentError,
+    BudgetWarning,
+    MissingDependencyError,
+)
 from torch_ssgp.surrogates import SingleTaskStreamingGP
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -236,11 +241,13 @@ def test_streamed_fit_finds_the_hyperparameters_of_the_exact_fit() -> None:
 def test_restarting_leaves_hyperparameters_that_fit_only_the_past() -> None:
     X, Y = data(30)
     ours = SingleTaskStreamingGP(X[:5], Y[:5])
+    ours.fit()
     # A mode far from the data: the lengthscales of another function.
     ours.covar_module.lengthscale = torch.tensor([[0.03, 20.0]], dtype=torch.float64)
     stuck = deepcopy(ours)
     result = ours.update(X[5:], Y[5:], restandardize=True)
     without = stuck.update(X[5:], Y[5:], restandardize=True, restart=False)
+    assert bool(result.restarted) and not bool(without.restarted)
     assert float(result.bound) > float(without.bound) + 5
     fresh = SingleTaskStreamingGP(X, Y)
     fresh.fit()
@@ -381,6 +388,99 @@ def test_variance_of_fantasies_does_not_depend_on_the_fantasy() -> None:
     torch.testing.assert_close(variance, variance[:1].expand_as(variance))
 
 
+# -- the memory -----------------------------------------------------------------------
+
+
+def test_memory_is_twice_as_fine_as_the_model_by_default() -> None:
+    X, Y = data(30)
+    assert SingleTaskStreamingGP(X, Y, num_inducing=6).model.memory_size == 12
+    ours = SingleTaskStreamingGP(X, Y, num_inducing=6, memory_size=9)
+    # Nothing is compressed under hyperparameters that nobody has learned.
+    assert ours.model.memory.num_raw == 30
+    ours.fit(num_steps=5)
+    assert ours.model.memory.num_points == ours.model.memory_size == 9
+    ours.update(X[:1] + 0.01, Y[:1], num_steps=0)
+    assert (ours.model.memory.num_points, ours.model.memory.num_raw) == (10, 1)
+    with pytest.raises(ArgumentError, match="at least as many points"):
+        SingleTaskStreamingGP(X, Y, num_inducing=6, memory_size=5)
+
+
+@pytest.mark.parametrize("memory_size", [8, 40])
+def test_data_of_the_constructor_are_learned_from_before_they_are_compressed(
+    memory_size: int,
+) -> None:
+    X, Y = data(40)
+    ours = SingleTaskStreamingGP(X, Y, num_inducing=8, memory_size=memory_size)
+    whole = SingleTaskStreamingGP(X, Y, num_inducing=8, memory_size=1000)
+    bounds = [float(model.fit(num_steps=30).bound) for model in (ours, whole)]
+    assert bounds[0] == pytest.approx(bounds[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("memory_size", [8, 12, 100])
+@pytest.mark.parametrize("m", [1, 2])
+def test_cost_of_fantasies_does_not_depend_on_the_memory(
+    memory_size: int, m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = SingleTaskStreamingGP(*data(20, m), num_inducing=8, memory_size=memory_size)
+    ours.fit(num_steps=2)
+    ours.update(*data(10, m), num_steps=2)
+    sizes, cholesky = [], F.cholesky
+
+    def count(K: Tensor) -> Tensor:
+        sizes.append(K.size(-1))
+        return cholesky(K)
+
+    monkeypatch.setattr(F, "cholesky", count)
+    q, test_X = 3, inputs(4, 5, 2)
+    fantasy = ours.fantasize(inputs(5, q), sampler(4))
+    fantasy.posterior(test_X)
+    again = fantasy.fantasize(inputs(4, 5, q), sampler(2))
+    again.posterior(test_X)
+    for number, model in enumerate((fantasy, again), start=1):
+        summary, points = model.model.summary, 8 + number * q
+        assert summary.num_inducing == points
+        assert summary.U.shape[-2:] == (points, points)
+        assert summary.g.size(-1) == points
+        assert summary.prior_cholesky.shape[-2:] == (points, points)
+    assert max(sizes) == 8 + 2 * q
+    # What was fantasised is remembered all the same, should the fantasy come true.
+    memory = ours.model.memory
+    assert again.model.memory.num_points == memory.num_points + 2 * q
+
+
+@pytest.mark.parametrize("memory_size", [40, 12])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_subsets_and_repetitions_keep_the_memory(memory_size: int, noisy: bool) -> None:
+    X, Y = data(24, 3)
+    Yvar = torch.full_like(Y, 0.01) if noisy else None
+    ours = SingleTaskStreamingGP(X, Y, Yvar, num_inducing=8, memory_size=memory_size)
+    ours.fit(num_steps=3)
+    test_X = inputs(4)
+    whole = ours.model(test_X, from_memory=True)
+    nothing = ours.fantasize(inputs(0), sampler(2)).model(test_X, from_memory=True)
+    torch.testing.assert_close(nothing.mean, whole.mean.expand(2, 3, 4))
+    for chosen in ([1], [2, 0]):
+        part = ours.subset_output(chosen).model(test_X, from_memory=True)
+        expected = whole.mean[chosen], whole.variance[chosen]
+        torch.testing.assert_close(part.mean, expected[0].reshape(part.mean.shape))
+        torch.testing.assert_close(part.variance, expected[1].reshape(part.mean.shape))
+
+
+def test_losses_are_warned_of_once_and_not_before_anything_is_learned() -> None:
+    X = inputs(60)
+    Y = torch.sin(40 * X).sum(-1, keepdim=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        ours = SingleTaskStreamingGP(X[:40], Y[:40], num_inducing=5)
+    ours.covar_module.lengthscale = 0.05
+    with pytest.warns(BudgetWarning, match="5 inducing points"):
+        ours.update(X[40:50], Y[40:50], num_steps=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        ours.update(X[50:], Y[50:], num_steps=0)
+        ours.fit(num_steps=0)
+
+
 # -- what BoTorch's own tests ask of a model ------------------------------------------
 
 
@@ -499,8 +599,12 @@ def test_construct_inputs_returns_the_data() -> None:
     assert arguments["train_X"] is X or torch.equal(arguments["train_X"], X)
     assert torch.equal(arguments["train_Y"], Y)
     assert torch.equal(arguments["train_Yvar"], Yvar)
-    arguments = SingleTaskStreamingGP.construct_inputs(dataset, num_inducing=7)
-    assert SingleTaskStreamingGP(**arguments).inducing_points.size(-2) == 7
+    arguments = SingleTaskStreamingGP.construct_inputs(
+        dataset, num_inducing=7, memory_size=9
+    )
+    model = SingleTaskStreamingGP(**arguments)
+    assert model.inducing_points.size(-2) == 7
+    assert model.model.memory_size == 9
 
 
 def test_custom_modules_are_kept() -> None:
@@ -531,9 +635,31 @@ def test_deepcopy_pickle_and_state_dict_keep_the_posterior() -> None:
     for copy in (deepcopy(ours), pickle.loads(pickle.dumps(ours)), loaded):
         assert_same_posterior(copy.posterior(test_X), expected, 0.0)
         copy.update(X, Y, num_steps=0)
-    with pytest.raises(UnsupportedError, match="no newest data"):
-        loaded.load_state_dict(ours.state_dict())
-        loaded.fit()
+
+
+# Raw data and rows; rows alone, for which torch warns of the spread of no numbers.
+@pytest.mark.filterwarnings("ignore:std\\(\\):UserWarning")
+@pytest.mark.parametrize("memory_size", [40, 12, 8])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_fit_after_loading_is_fit_without(memory_size: int, noisy: bool) -> None:
+    X, Y = data(24, 2)
+    Yvar = torch.full_like(Y, 0.01) if noisy else None
+    sizes = {"num_inducing": 8, "memory_size": memory_size}
+
+    def model(n: int) -> SingleTaskStreamingGP:
+        return SingleTaskStreamingGP(
+            X[:n], Y[:n], None if Yvar is None else Yvar[:n], **sizes
+        )
+
+    ours, loaded = model(20), model(3)
+    ours.fit(num_steps=3)
+    ours.update(X[20:], Y[20:], None if Yvar is None else Yvar[20:], restandardize=True)
+    assert (ours.model.memory.num_raw > 0) == (memory_size == 40)
+    loaded.load_state_dict(ours.state_dict())
+    results = [m.fit(num_steps=10) for m in (ours, loaded)]
+    assert torch.equal(results[0].bound, results[1].bound)
+    assert (results[0].bound_trace[-1] > results[0].bound_trace[0]).all()
+    assert_same_posterior(ours.posterior(X), loaded.posterior(X), 0.0)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -946,6 +1072,81 @@ def test_restandardizing_is_standardizing_all_data(
     assert_same_posterior(at_once.posterior(test_X), ours.posterior(test_X))
 
 
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("noise", ["inferred", "known", "both"])
+@pytest.mark.parametrize("memory_size", [40, 12, 8])
+def test_restandardizing_is_being_built_in_the_new_units(
+    m: int, noise: str, memory_size: int
+) -> None:
+    X, Y = data(24, m)
+    Yvar = None if noise == "inferred" else 0.01 + 0.02 * torch.rand_like(Y)
+    outputs = torch.Size([m] if m > 1 else [])
+    kernel = ScaleKernel(MaternKernel(batch_shape=outputs), batch_shape=outputs)
+    kernel.base_kernel.lengthscale = 0.4
+    options = {"num_inducing": 8, "memory_size": memory_size}
+    likelihood = None
+    if noise == "both":
+        likelihood = FixedNoiseGaussianLikelihood(
+            torch.ones(*outputs, 1), learn_additional_noise=True, batch_shape=outputs
+        )
+        likelihood.second_noise = 0.02
+
+    def streamed(model: SingleTaskStreamingGP, Y: Tensor, Yvar: Tensor | None) -> None:
+        for rows in (slice(15, 20), slice(20, 24)):
+            noise = None if Yvar is None else Yvar[rows]
+            model.update(X[rows], Y[rows], noise, num_steps=0)
+
+    def first(value: Tensor | None) -> Tensor | None:
+        return None if value is None else value[:15]
+
+    ours = SingleTaskStreamingGP(
+        X[:15],
+        Y[:15],
+        first(Yvar),
+        covar_module=kernel,
+        likelihood=likelihood,
+        **options,
+    )
+    ours.mean_module.constant = torch.full(outputs, 0.3)
+    streamed(ours, Y, Yvar)
+    means = torch.linspace(2, 3, m).double().expand(1, m)
+    stdvs = torch.linspace(0.5, 7, m).double().expand(1, m)
+    test_X = inputs(5)
+    before = ours.posterior(test_X)
+    ours.restandardize(means, stdvs)
+    assert_same_posterior(ours.posterior(test_X), before, 1e-7)
+
+    Y = (Y - means) / stdvs
+    Yvar = None if Yvar is None else Yvar / stdvs.square()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InputDataWarning)
+        built = SingleTaskStreamingGP(
+            X[:15],
+            Y[:15],
+            first(Yvar),
+            covar_module=deepcopy(ours.covar_module),
+            mean_module=deepcopy(ours.mean_module),
+            likelihood=deepcopy(ours.likelihood),
+            outcome_transform=None,
+            **options,
+        )
+    streamed(built, Y, Yvar)
+    memories = ours.model.memory, built.model.memory
+    assert memories[0].num_points == memories[1].num_points
+    for again in (False, True):
+        if again:  # the summary, made anew of what is remembered
+            ours.fit(num_steps=0)
+            built.fit(num_steps=0)
+        for from_memory in (False, True):
+            latents = [model.model(test_X, from_memory) for model in (ours, built)]
+            torch.testing.assert_close(
+                latents[0].mean, latents[1].mean, rtol=1e-7, atol=1e-7
+            )
+            torch.testing.assert_close(
+                latents[0].variance, latents[1].variance, rtol=1e-7, atol=1e-7
+            )
+
+
 def test_the_evidence_changes_with_the_units_by_their_jacobian() -> None:
     X, Y = data(15)
     kernel = ScaleKernel(MaternKernel())
@@ -962,7 +1163,7 @@ def test_the_evidence_changes_with_the_units_by_their_jacobian() -> None:
         torch.testing.assert_close(change, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_fit_after_restandardizing_trains_on_the_newest_data_in_new_units() -> None:
+def test_fit_after_restandardizing_learns_from_all_data_in_new_units() -> None:
     X, Y = data(20)
     Y[10:] = 4 * Y[10:]
     stepwise = SingleTaskStreamingGP(X[:10], Y[:10])

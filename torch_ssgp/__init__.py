@@ -1,26 +1,24 @@
 """Streaming sparse Gaussian processes on GPyTorch.
 
-The past is kept as a small regression data set: pseudo-observations of the function at
-the inducing points. An update is sparse regression on new data and pseudo-observations,
-followed by one QR that compresses both into the next pseudo-observations. Data walk
-through the rooms once:
+What was seen is kept as a small regression data set: raw data, and pseudo-observations
+of the function at the points of a memory that is finer than the model. An update is
+sparse regression on all that is remembered; its result is the posterior at the inducing
+points. Data walk through the rooms once:
 
-    update(x, y) -> inducing -> fit -> functional -> summary -> prediction
+    update(x, y) -> remember -> learn -> summarise -> compress -> predict
 
 ===========================  ==========================================================
 ``models.py``                ``StreamingGP``, the front door
 ``validation.py``            the input contract: what is refused, and how it is said
-``initialization.py``        hyperparameters to start from, read off the first batch
-``inducing.py``              policies that choose the next inducing points
-``fit.py``                   the inner loop, its objective and its ``UpdateResult``
+``memory.py``                ``Memory``: raw data and rows, of a bounded size
+``inducing.py``              policies that choose inducing points
+``update/``                  one update, as a function; its ``__init__.py`` is its tour
 ``modules.py``               where GPyTorch kernels and noises become tensors; jitter
 ``functional.py``            the mathematics, as pure functions of tensors
-``summary.py``               ``PosteriorSummary``: the buffers that survive an update
+``summary.py``               ``PosteriorSummary``: the posterior at inducing points
 ``prediction.py``            the posterior at test points
 ``rollback.py``              change modules all at once, or not at all
 ``likelihoods.py``           what an update asks of a likelihood
-``sites.py``                 Gaussian sites for likelihoods that are not Gaussian
-``site_initialization.py``   the first batch of such a stream
 ``multioutput.py``           several outputs as a batch of streams
 ``variational.py``           the same idea as a GPyTorch variational strategy
 ``mlls.py``                  ``StreamingELBO`` for hand-written training loops

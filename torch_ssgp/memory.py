@@ -387,10 +387,7 @@ def remember(old: Data, new: Data) -> Data:
     noise = None
     if old.noise is not None or new.noise is not None:
         noise = _joined(
-            *(
-                torch.zeros_like(d.y) if d.noise is None else d.noise
-                for d in (old, new)
-            )
+            *(torch.zeros_like(d.y) if d.noise is None else d.noise for d in (old, new))
         )
     weight = None
     if old.weight is not None or new.weight is not None:

@@ -411,7 +411,11 @@ class StreamingGP(Whole, GP):
             old = self.memory.target.to(target.dtype)
             target = torch.cat(F.broadcast_rows(old, target), -1)
         offset = self.memory.offset.to(sites.offset) + sites.offset
-        memory = Memory(every.y.shape[:-1])
+        batch = every.y.shape[:-1]
+        past = rows.past._replace(
+            g=rows.past.g.expand(*batch, -1), rho=rows.past.rho.expand(batch)
+        )
+        rows, memory = rows._replace(past=past), Memory(batch)
         memory.replace(
             **buffers(rows, every, GaussianData(target, every.noise, offset), shared),
             started_at=self.memory.started_at,

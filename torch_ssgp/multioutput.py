@@ -21,8 +21,8 @@ class MultiOutputGP(Whole, nn.Module):
     """Targets of shape ``n x q`` on a model with one function per output.
 
     The outputs are the last batch dimension of a :class:`StreamingGP`: each has its own
-    function, summary and inducing points, and its own hyperparameters where kernel,
-    mean and likelihood have that batch shape. All are updated in one go. Only shapes
+    function, memory and inducing points, and its own hyperparameters where kernel, mean
+    and likelihood have that batch shape. All are updated in one go. Only shapes
     change here: targets are ``(*batch, n, q)`` and posteriors are GPyTorch's
     ``MultitaskMultivariateNormal``.
 
@@ -142,24 +142,35 @@ class MultiOutputGP(Whole, nn.Module):
             self.model.condition_on_observations(self._shared(x), y, noise)
         )
 
-    def forward(self, x: Tensor) -> MultitaskMultivariateNormal:
-        """Latent posterior of ``n`` points and ``q`` outputs at ``(*batch, n, d)``."""
-        latent = self.model(self._shared(x))
+    def forward(
+        self, x: Tensor, from_memory: bool = False
+    ) -> MultitaskMultivariateNormal:
+        """Latent posterior of ``n`` points and ``q`` outputs.
+
+        Args:
+            x: ``(*batch, n, d)``.
+            from_memory: Whether to predict from all points of the memory, as in
+                :meth:`StreamingGP.forward`.
+        """
+        latent = self.model(self._shared(x), from_memory)
         return MultitaskMultivariateNormal.from_batch_mvn(latent, task_dim=-1)
 
-    def predict(self, x: Tensor, noise: Tensor | None = None) -> Any:
+    def predict(
+        self, x: Tensor, noise: Tensor | None = None, *, from_memory: bool = False
+    ) -> Any:
         """Posterior predictive of targets at ``x``.
 
         Args:
             x: ``(*batch, n, d)``.
             noise: Known noise variances ``(*batch, n, q)`` at ``x``.
+            from_memory: As in ``model(x, from_memory=True)``.
 
         Returns:
             A multitask distribution where the likelihood is Gaussian; else whatever
             the likelihood returns, with outputs as its last batch dimension.
         """
         noise = None if noise is None else self._by_output(noise, "noise", x)
-        predictive = self.model.predict(self._shared(x), noise)
+        predictive = self.model.predict(self._shared(x), noise, from_memory=from_memory)
         if hasattr(predictive, "lazy_covariance_matrix"):
             return MultitaskMultivariateNormal.from_batch_mvn(predictive, task_dim=-1)
         return predictive

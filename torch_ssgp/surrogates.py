@@ -4,9 +4,9 @@ r"""BoTorch models whose cost does not grow with the number of evaluations.
 :class:`~torch_ssgp.StreamingGP`: evaluations are absorbed as they come in, and every
 acquisition function that needs a posterior, a fantasy or a sample path can use it.
 
-Transforms are learned from the first data and then frozen, since the summary of the
-past is written in their units; :meth:`SingleTaskStreamingGP.restandardize` changes the
-units of the summary exactly, when the scale of the outcomes turned out to be another.
+Transforms are learned from the first data and then frozen, since what is remembered is
+written in their units; :meth:`SingleTaskStreamingGP.restandardize` changes the units
+exactly, when the scale of the outcomes turned out to be another.
 
 This is the only module that needs BoTorch: ``pip install 'torch_ssgp[botorch]'``.
 """
@@ -22,11 +22,8 @@ from typing import Any
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
-from gpytorch.likelihoods import (
-    FixedNoiseGaussianLikelihood,
-    GaussianLikelihood,
-    Likelihood,
-)
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import GP
@@ -108,8 +105,9 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
     It starts from the data of its constructor and takes more by :meth:`update`. While
     there are no more data than inducing points it is the exact GP that BoTorch's
     ``SingleTaskGP`` is; after that its cost stays where it is. Hyperparameters are
-    trained by :meth:`update`, and on the data of the constructor by
-    ``fit_gpytorch_mll`` (or :meth:`fit`).
+    trained by :meth:`update`, and without new data by ``fit_gpytorch_mll`` (or
+    :meth:`fit`), each time on all that the memory holds. The data of the constructor
+    are compressed to the size of the memory only after that was done once.
 
     With ``m`` outputs there are ``m`` independent processes, computed as one batch.
 
@@ -131,7 +129,9 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
             so that the model is exact as long as ``num_inducing`` suffices.
         alpha: 0 for the variational bound, up to 1 for Power-EP.
         share_noise: Whether one noise is learned from all data ever seen.
-        memory_size: Number of points of the memory; twice ``num_inducing`` by default.
+        memory_size: Number of points of the memory, from which hyperparameters are
+            learned; twice ``num_inducing`` by default. Posteriors and fantasies cost
+            the same whatever it is.
 
     Example:
         >>> import torch
@@ -229,8 +229,20 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         self.register_buffer("target_mean", zeros)
         self.register_buffer("target_squares", zeros.clone())
         self.register_buffer("average_noise", X.new_ones(*aug_batch_shape, 1))
-        self._absorb(train_X, train_Y, train_Yvar, UpdateOptions(num_steps=0))
+        self._begin(train_X, train_Y, train_Yvar)
         self.eval()
+
+    def _begin(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+        """Take the first data, under hyperparameters that nobody has learned yet.
+
+        Under these nothing is compressed, nor is there a loss to warn of.
+        """
+        core = self.model
+        memory_size, warned = core.memory_size, core._warned
+        core.memory_size = max(memory_size, core.num_inducing + 1, X.size(-2))
+        core._warned = frozenset({"points", "memory"})
+        self._absorb(X, Y, Yvar, UpdateOptions(num_steps=0))
+        core.memory_size, core._warned = memory_size, warned
 
     # -- what BoTorch asks of a model -----------------------------------------------
 
@@ -267,18 +279,22 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
 
     @classmethod
     def construct_inputs(
-        cls, training_data: SupervisedDataset, *, num_inducing: int | None = None
+        cls,
+        training_data: SupervisedDataset,
+        *,
+        num_inducing: int | None = None,
+        memory_size: int | None = None,
     ) -> dict[str, Any]:
         """Arguments of the constructor for a data set.
 
         Args:
             training_data: The data set.
             num_inducing: Largest number of inducing points, if not the default.
+            memory_size: Number of points of the memory, if not the default.
         """
         inputs = super().construct_inputs(training_data=training_data)
-        return (
-            inputs if num_inducing is None else inputs | {"num_inducing": num_inducing}
-        )
+        sizes = {"num_inducing": num_inducing, "memory_size": memory_size}
+        return inputs | {name: n for name, n in sizes.items() if n is not None}
 
     def train(self, mode: bool = True) -> SingleTaskStreamingGP:
         """Set the mode; transforms stay frozen in either."""
@@ -294,10 +310,10 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         return self.train(False)
 
     def _set_transformed_inputs(self) -> None:
-        """Nothing to transform: data are not kept."""
+        """Nothing to transform: data are remembered as transformed."""
 
     def _revert_to_original_inputs(self) -> None:
-        """Nothing to revert: data are not kept."""
+        """Nothing to revert: data are remembered as transformed."""
 
     # -- learning -------------------------------------------------------------------
 
@@ -413,9 +429,12 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         )
         with self.model._turn():
             work = self._working_copy()
-            result = work.model._update(work.model._no_data(), options)
+            result = work._learn_again(options)
             self._become(work)
         return result
+
+    def _learn_again(self, options: UpdateOptions) -> UpdateResult:
+        return self.model._update(self.model._no_data(), options)
 
     def custom_fit(
         self,
@@ -461,8 +480,9 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
     ) -> None:
         r"""Change the units in which outcomes are stored, exactly.
 
-        The summary is linear in the outcomes, so it can be written in other units:
-        afterwards it is what it would be, had all data been standardised this way.
+        Memory and summary are linear in the outcomes, so they can be written in other
+        units: afterwards they are what they would be, had all data been standardised
+        this way.
         Constant mean, output scale and noise (down to its lower bound) follow, so that
         predictions stay the same. A kernel without an output scale, BoTorch's default,
         has variance one in the new units, as in a ``SingleTaskGP`` built on all data
@@ -504,6 +524,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
             # transforms, so that readers see all of them or none.
             for mine, copied in zip(self.modules(), work.modules(), strict=True):
                 mine.__dict__["_buffers"] = copied._buffers
+            self.model._warned = work.model._warned
             self._sync_noise()
 
         with self.model._lock:
@@ -868,7 +889,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         keep_transforms: bool = True,
         assign: bool = False,
     ) -> Any:
-        """Load hyperparameters, summary and transforms, of any number of data.
+        """Load hyperparameters, memory, summary and transforms, of any number of data.
 
         If it raises, the model is as it was.
 
@@ -876,7 +897,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
             state_dict: The state of a model built with the same arguments.
             strict: Whether the keys must be the same.
             keep_transforms: For compatibility; the transforms are always those
-                loaded, since the summary is in their units.
+                loaded, since what is remembered is in their units.
             assign: See ``torch.nn.Module.load_state_dict``.
         """
         return super().load_state_dict(state_dict, strict, assign)
@@ -1070,12 +1091,13 @@ def _rescale_modules(core: StreamingGP, scale: Tensor, shift: Tensor) -> None:
             module.constant = _same_shape(scale * constant + shift, constant)
     _rescale_kernel(core.covar_module, scale.square())
     likelihood = core.likelihood
-    if isinstance(likelihood, GaussianLikelihood):
-        noise = likelihood.noise
-        constraint = likelihood.noise_covar.raw_noise_constraint
-        value = _same_shape(scale.square().unsqueeze(-1) * noise, noise)
-        # Not onto the bound itself, where a transformed parameter is infinite.
-        likelihood.noise = value.clamp_min(1.001 * float(constraint.lower_bound))
+    for name in ("noise_covar", "second_noise_covar"):
+        covar = getattr(likelihood, name, None)
+        if isinstance(covar, HomoskedasticNoise):
+            value = _same_shape(scale.square().unsqueeze(-1) * covar.noise, covar.noise)
+            # Not onto the bound itself, where a transformed parameter is infinite.
+            lowest = 1.001 * float(covar.raw_noise_constraint.lower_bound)
+            covar.noise = value.clamp_min(lowest)
 
 
 def _rescale_kernel(kernel: Kernel, variance: Tensor) -> None:

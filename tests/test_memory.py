@@ -1,0 +1,393 @@
+"""The memory: exact while it has room, independent of the model when it has not."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+
+import pytest
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+)
+from gpytorch.priors import GammaPrior
+
+import oracles
+from torch_ssgp import StreamingGP, settings
+from torch_ssgp.exceptions import ArgumentError, BudgetWarning
+from torch_ssgp.functional import PseudoObservations
+from torch_ssgp.memory import Rows, choose_points, first_of_each
+
+SIZES = {"M": 1, "2M": 2, "larger than the stream": 100}
+
+
+def draw(n: int, dims: int = 1, top: float = 8.0):
+    x = top * torch.rand(n, dims, dtype=torch.float64)
+    y = torch.sin(x.sum(-1)) + 0.1 * torch.randn(n, dtype=torch.float64)
+    return x, y
+
+
+def make(num_inducing: int = 20, kernel=None, **options) -> StreamingGP:
+    kernel = ScaleKernel(kernel or RBFKernel())
+    return StreamingGP(kernel, num_inducing=num_inducing, **options).double()
+
+
+def dense(model: StreamingGP):
+    """Kernel and mean of a model as the oracles take them."""
+    kernel, mean = copy.deepcopy((model.covar_module, model.mean_module))
+
+    def k(x1, x2):
+        padded = torch.cat([x2, x2[:1]])  # rectangular: no square-only shortcuts
+        return kernel(x1, padded).to_dense()[..., :-1].detach()
+
+    return k, lambda x: mean(x).detach()
+
+
+# -- exactness ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kernel", [RBFKernel, MaternKernel])
+@pytest.mark.parametrize("share_noise", [True, False])
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_any_split_equals_one_batch_whatever_the_memory(
+    size, kernel, share_noise, alpha
+):
+    x, y = draw(600)
+    z = torch.linspace(0, 8, 20).double().unsqueeze(-1)
+    options = {"share_noise": share_noise, "alpha": alpha}
+    batch = make(kernel=kernel(), **options)
+    whole = batch.update(x, y, num_steps=0, inducing_points=z)
+    model = make(kernel=kernel(), memory_size=20 * SIZES[size], **options)
+    order, increments = torch.randperm(600), []
+    for rows in order.split(37):
+        result = model.update(x[rows], y[rows], num_steps=0, inducing_points=z)
+        increments.append(result.increment)
+    torch.testing.assert_close(result.bound, whole.bound, rtol=1e-9, atol=0)
+    torch.testing.assert_close(sum(increments), whole.bound, rtol=1e-9, atol=0)
+    torch.testing.assert_close(model(x).mean, batch(x).mean, rtol=0, atol=1e-8)
+    torch.testing.assert_close(model(x).variance, batch(x).variance, rtol=0, atol=1e-8)
+    assert model.memory.num_data == model.summary.num_data == 600
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_known_noises_equal_one_batch_whatever_the_memory(size):
+    x, y = draw(300)
+    noise = 0.01 + 0.1 * torch.rand_like(y)
+    z = torch.linspace(0, 8, 20).double().unsqueeze(-1)
+
+    def model(memory_size=None):
+        likelihood = FixedNoiseGaussianLikelihood(torch.ones(1))
+        return make(likelihood=likelihood, memory_size=memory_size)
+
+    batch, stream = model(), model(20 * SIZES[size])
+    whole = batch.update(x, y, noise, num_steps=0, inducing_points=z)
+    for rows in torch.arange(300).split(23):
+        result = stream.update(
+            x[rows], y[rows], noise[rows], num_steps=0, inducing_points=z
+        )
+    torch.testing.assert_close(result.bound, whole.bound, rtol=1e-9, atol=0)
+    torch.testing.assert_close(stream(x).mean, batch(x).mean, rtol=0, atol=1e-8)
+
+
+def test_until_it_is_full_an_update_is_batch_inference_on_all_data():
+    """With hyperparameters and inducing points learned on the way."""
+    x, y = draw(90)
+    model = make(num_inducing=8, memory_size=100)
+    z = torch.linspace(0, 8, 8).double()
+    for rows in torch.arange(90).split(15):
+        result = model.update(x[rows], y[rows], num_steps=15, inducing_points=z)
+        z = model.summary.inducing_points
+        seen = slice(0, int(rows[-1]) + 1)
+        k, m = dense(model)
+        jitter = settings.jitter.of(torch.float64) * model.covar_module.outputscale
+        q = oracles.batch_vfe(
+            k,
+            x[seen],
+            y[seen],
+            model.summary.inducing_points,
+            model.likelihood.noise.detach(),
+            m,
+            jitter.item(),
+        )
+        torch.testing.assert_close(result.bound, q.bound, rtol=1e-9, atol=1e-9)
+        assert result.memory_loss == 0
+
+
+def test_the_posterior_from_a_memory_with_room_is_exact():
+    x, y = draw(60)
+    model = make(num_inducing=5, memory_size=100)
+    for rows in torch.arange(60).split(20):
+        model.update(x[rows], y[rows], num_steps=10)
+    k, m = dense(model)
+    x_test = torch.linspace(-1, 9, 20).double().unsqueeze(-1)
+    exact = oracles.exact_gp(k, x, y, model.likelihood.noise.detach(), x_test, m)
+    posterior = model(x_test, from_memory=True)
+    torch.testing.assert_close(posterior.mean, exact.mean, rtol=0, atol=1e-6)
+    variance = exact.cov.diagonal()
+    torch.testing.assert_close(posterior.variance, variance, rtol=0, atol=1e-6)
+    # Five inducing points cannot say as much.
+    assert (model(x_test).mean - exact.mean).abs().max() > 1e-4
+    torch.testing.assert_close(
+        model.predict(x_test, from_memory=True).variance,
+        variance + model.likelihood.noise,
+        rtol=0,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("likelihood", [GaussianLikelihood, BernoulliLikelihood])
+def test_forgetting_weighs_raw_data_like_rows(likelihood):
+    """Whether the past is still raw or already rows, half of it is forgotten alike."""
+    x, y = draw(80)
+    y = (y > 0).double() if likelihood is BernoulliLikelihood else y
+    z = torch.linspace(0, 8, 12).double().unsqueeze(-1)
+    means, bounds = [], []
+    for memory_size in (12, 500):
+        model = make(12, likelihood=likelihood(), memory_size=memory_size)
+        model.update(x[:50], y[:50], num_steps=0, inducing_points=z)
+        result = model.update(
+            x[50:], y[50:], num_steps=0, inducing_points=z, forget=0.5
+        )
+        assert model.summary.num_data == model.memory.num_data == 55
+        means.append(model(x).mean)
+        bounds.append(result.bound)
+    # Sites that are rows cannot be read anew: close, not equal.
+    tolerance = 1e-8 if likelihood is GaussianLikelihood else 0.05
+    torch.testing.assert_close(*means, rtol=0, atol=tolerance)
+    if likelihood is GaussianLikelihood:
+        torch.testing.assert_close(*bounds, rtol=1e-9, atol=0)
+
+
+def test_a_site_stays_revisable_while_its_datum_is_raw():
+    """Labels in any order and split end where one batch ends."""
+    x = torch.linspace(0, 8, 60).double().unsqueeze(-1)
+    y = (torch.sin(x[:, 0]) > 0).double()
+    z = x[::5]
+    batch = make(12, likelihood=BernoulliLikelihood())
+    whole = batch.update(x, y, num_steps=0, inducing_points=z)
+    stream = make(12, likelihood=BernoulliLikelihood(), memory_size=100)
+    for label in (0.0, 1.0):  # class by class
+        rows = y == label
+        result = stream.update(x[rows], y[rows], num_steps=0, inducing_points=z)
+    torch.testing.assert_close(result.bound, whole.bound, rtol=1e-6, atol=0)
+    torch.testing.assert_close(stream(x).mean, batch(x).mean, rtol=0, atol=1e-5)
+
+
+def test_conditioning_remembers_as_an_update_does():
+    x, y = draw(80)
+    model = make(10, memory_size=200)
+    model.update(x[:40], y[:40], num_steps=10)
+    updated = copy.deepcopy(model)
+    updated.update(x[40:], y[40:], num_steps=0)
+    conditioned = model.condition_on_observations(x[40:], y[40:])
+    for name in ("points", "y", "target", "noise", "weight", "U", "g"):
+        ours, theirs = getattr(conditioned.memory, name), getattr(updated.memory, name)
+        assert torch.equal(ours, theirs), name
+    a, b = (m(x, from_memory=True).mean for m in (conditioned, updated))
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+# -- which points ---------------------------------------------------------------------
+
+
+def test_inputs_that_coincide_share_a_point_and_cost_no_capacity():
+    points = torch.linspace(0, 8, 30).double().unsqueeze(-1)
+    x = points.repeat(40, 1)[torch.randperm(1200)]
+    y = torch.sin(x[:, 0]) + 0.1 * torch.randn(1200).double()
+    model = make(15, memory_size=30)
+    for rows in torch.arange(1200).split(100):
+        result = model.update(x[rows], y[rows], num_steps=5)
+        assert result.memory_loss < 1e-3
+    assert model.memory.num_points <= 37  # the capacity and what may wait
+    k, m = dense(model)
+    exact = oracles.exact_gp(k, x, y, model.likelihood.noise.detach(), points, m)
+    mean = model(points, from_memory=True).mean
+    torch.testing.assert_close(mean, exact.mean, rtol=0, atol=1e-5)
+
+
+def test_the_first_of_each_point_is_found_in_all_streams():
+    points = torch.tensor([[[0.0], [1], [0], [2]], [[5.0], [5], [5], [5]]])
+    assert first_of_each(points).tolist() == [0, 1, 3]
+    points[1, 2] = 6.0  # no longer the same in both
+    assert first_of_each(points).tolist() == [0, 1, 2, 3]
+
+
+def test_which_points_are_kept_does_not_depend_on_hyperparameters():
+    x, y = draw(300)
+    kept = []
+    for lengthscale in (0.01, 1.0, 100.0):
+        model = make(10, memory_size=30)
+        model.covar_module.base_kernel.lengthscale = lengthscale
+        model.update(x, y, num_steps=0, learn_inducing_points=True)
+        kept.append(model.memory.points)
+    z = [points[points[:, 0].argsort()] for points in kept]
+    # Inducing points that do not learn are kept too, so compare what covers the range.
+    for points in z:
+        gaps = points[1:, 0] - points[:-1, 0]
+        assert len(points) == 30 and gaps.max() < 1.0
+
+
+def test_points_that_are_given_stay_in_front():
+    x = torch.rand(50, 2).double()
+    z = torch.rand(4, 2).double()
+    nothing = x.new_zeros(())
+    past = PseudoObservations(x.new_zeros(0, 0), x.new_zeros(0), nothing, nothing)
+    points = choose_points(Rows(x[:0], past), x, torch.ones(50).double(), 10, 1e-8, z)
+    assert points.shape == (10, 2) and torch.equal(points[:4], z)
+    assert len(points.unique(dim=0)) == 10
+
+
+# -- second starts --------------------------------------------------------------------
+
+
+def test_a_bad_first_batch_costs_nothing_later():
+    """One point says nothing about lengthscale and noise; sixty-four say all."""
+    torch.manual_seed(3)
+    x, y = draw(64)
+    model, restarts = make(15, memory_size=100), 0
+    for i in range(64):
+        result = model.update(x[i : i + 1], y[i : i + 1], num_steps=20)
+        restarts += int(result.restarted)
+    batch = make(15)
+    batch.update(x, y)
+    error, best = (
+        (m(x).mean - torch.sin(x[:, 0])).square().mean().sqrt() for m in (model, batch)
+    )
+    assert restarts > 0
+    assert error < 1.1 * best
+
+
+def test_a_fresh_start_is_tried_whenever_the_data_have_doubled(monkeypatch):
+    from torch_ssgp.update.learning import Update
+
+    fresh = []
+    original = Update.fresh_objective
+    monkeypatch.setattr(
+        Update, "fresh_objective", lambda u: fresh.append(u.num_data) or original(u)
+    )
+    x, y = draw(40)
+    model = make(5)
+    for i in range(40):
+        model.update(x[i : i + 1], y[i : i + 1], num_steps=1)
+    assert fresh == [2, 4, 8, 16, 32]
+
+
+def test_a_fresh_start_respects_what_the_user_set_and_froze():
+    x, y = draw(64)
+    kernel = ScaleKernel(
+        RBFKernel(
+            lengthscale_constraint=Interval(0.5, 2.0),
+            lengthscale_prior=GammaPrior(3.0, 3.0),
+        )
+    )
+    model = StreamingGP(kernel, num_inducing=10).double()
+    model.likelihood.noise = 0.3
+    model.likelihood.noise_covar.raw_noise.requires_grad_(False)
+    model.covar_module.outputscale = 7.0  # set, and free to learn
+    start = copy.deepcopy(model.covar_module.raw_outputscale.detach())
+    for i in range(0, 64, 4):
+        model.update(x[i : i + 4], y[i : i + 4], num_steps=3)
+        assert 0.5 < model.covar_module.base_kernel.lengthscale.item() < 2.0
+        assert model.likelihood.noise.item() == pytest.approx(0.3)
+    # A fresh start begins where the user did.
+    names = [name for name, _ in model.covar_module.named_parameters()]
+    position = len(list(model.mean_module.parameters())) + names.index(
+        "raw_outputscale"
+    )
+    assert torch.equal(model.start.values[position], start)
+
+
+def test_streams_of_a_batch_restart_on_their_own():
+    shape = torch.Size([2])
+    model = StreamingGP(
+        ScaleKernel(RBFKernel(batch_shape=shape), batch_shape=shape),
+        num_inducing=10,
+        batch_shape=shape,
+    ).double()
+    x, y = draw(40)
+    both = torch.stack([y, torch.zeros_like(y)])
+    seen = set()
+    for i in range(0, 40, 4):
+        result = model.update(x[i : i + 4], both[:, i : i + 4], num_steps=10)
+        assert result.restarted.shape == (2,)
+        seen.add(tuple(result.restarted.tolist()))
+    assert torch.isfinite(model(x).mean).all()
+    assert (model(x).mean[1]).abs().max() < 0.1
+
+
+# -- bounds ---------------------------------------------------------------------------
+
+
+def test_a_memory_stays_within_its_size():
+    x, y = draw(400)
+    model = make(8, memory_size=24)
+    for i in range(0, 400, 3):
+        result = model.update(x[i : i + 3], y[i : i + 3], num_steps=0)
+        assert result.num_remembered == model.memory.points.size(-2) <= 30
+        assert model.memory.rows.shape[-1] == model.memory.num_points
+
+
+def live_bytes() -> int:
+    return sum(
+        obj.numel() * obj.element_size()
+        for obj in gc.get_objects()
+        if issubclass(type(obj), torch.Tensor)
+    )
+
+
+def test_bytes_stay_where_they_are():
+    model = make(8, memory_size=16)
+    sizes = []
+    for i in range(120):
+        model.update(*draw(5), num_steps=2 if i % 20 == 0 else 0)
+        if i % 20 == 19:
+            gc.collect()
+            sizes.append(live_bytes())
+    assert max(sizes[1:]) <= 1.05 * sizes[1]
+
+
+def test_a_warning_of_each_limit_comes_once():
+    x = torch.linspace(0, 200, 2000).double().unsqueeze(-1)
+    y = torch.sin(3 * x[:, 0])
+    model = make(6, memory_size=12)
+    model.covar_module.base_kernel.lengthscale = 0.5
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rows in torch.arange(2000).split(200):
+            model.update(x[rows], y[rows], num_steps=0)
+    texts = [str(w.message) for w in caught if w.category is BudgetWarning]
+    assert len(texts) == 2
+    assert "num_inducing" in texts[0] and "nats per datum" in texts[0]
+    assert "memory_size" in texts[1] and "forget" in texts[1]
+    assert all(w.filename == __file__ for w in caught if w.category is BudgetWarning)
+
+
+@pytest.mark.parametrize("size", [0, 5, 2.5, "many"])
+def test_a_memory_smaller_than_the_model_is_refused(size):
+    with pytest.raises(ArgumentError, match="memory_size"):
+        make(10, memory_size=size)
+
+
+def test_the_dtype_of_the_model_leaves_what_is_known_alone():
+    x, y = draw(60)
+    model = make(10)
+    model.update(x, y, num_steps=10)
+    before = model.summary.covariance
+    model.float()
+    assert model.summary.g.dtype == model.memory.g.dtype == torch.float64
+    assert torch.equal(model.summary.covariance, before)
+    assert model(x.float()).mean.dtype == torch.float32
+
+
+def test_options_that_are_no_flags_are_refused():
+    model = make(10)
+    with pytest.raises(ArgumentError, match="learn_inducing_points"):
+        model.update(*draw(5), learn_inducing_points="no")
+    with pytest.raises(ArgumentError, match="share_noise"):
+        make(10, share_noise="no")
