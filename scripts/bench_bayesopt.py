@@ -545,9 +545,11 @@ def workers(paths: Iterable[Path], num_inducing: int) -> Iterator[list[Worker]]:
 
 
 def versions(
-    old: Path, sizes: tuple[int, ...] = (60, 100), repeats: int = 15
+    old: Path, sizes: tuple[int, ...] = (60, 100), repeats: int = 60
 ) -> list[Row]:
     """CPU time of this version against another, job by job, in turns.
+
+    Of every four repetitions the slower three do not count: others may use the machine.
 
     Args:
         old: The folder of the other version.
@@ -559,11 +561,13 @@ def versions(
     for num_inducing in sizes:
         with workers([here, old], num_inducing) as (new, other):
             for name in new.names:
-                pairs = [
-                    (new.seconds(name), other.seconds(name)) for _ in range(repeats + 1)
-                ][1:]
+                times: dict[Worker, list[float]] = {new: [], other: []}
+                for repeat in range(repeats + 1):
+                    # In turns, and in turns who is first.
+                    for worker in list(times)[:: 1 if repeat % 2 else -1]:
+                        times[worker].append(worker.seconds(name))
                 first, second = (
-                    statistics.median(side) for side in zip(*pairs, strict=True)
+                    statistics.quantiles(side[1:], n=4)[0] for side in times.values()
                 )
                 rows.append(
                     {

@@ -60,34 +60,35 @@ HOST_CHECKS = {
     "likelihoods.prepare_targets": "whether targets are finite",
     "likelihoods._supported": "whether the likelihood explains the targets",
     "likelihoods.check_support": "whether the likelihood explains the targets",
-    "initialization._untouched": "whether a hyperparameter is still GPyTorch's default",
-    "initialization._search": "which start is the best",
-    "site_initialization._search": "which start is the best",
+    "update.initialization._untouched": "whether a hyperparameter was set",
+    "update.initialization._search": "which start is the best",
+    "update.site_initialization._search": "which start is the best",
     "inducing.GreedyPolicy._take": "how many points are useful, every ten points",
     "inducing.AdaptiveBudget.__call__": "how many points are needed",
     "inducing.AdaptiveBudget.revise": "whether more points are needed",
     "inducing.merge_duplicates": "whether points coincide",
     "models.StreamingGP._warn_of_losses": "whether to warn",
     "models.StreamingGP._jitter": "the jitter",
-    "learning.Update.__init__": "the number of updates and of data so far",
-    "learning.Update.is_first": "whether anything was learned before",
-    "learning.Update.is_due": "whether a fresh start is due",
-    "learning.Update.run": "whether the fresh start is better",
-    "learning.Update.candidates": "the number of updates so far",
-    "learning.recall": "the form of the memory",
-    "learning._take_better": "whether the fresh start is better",
-    "learning._check_finite": "whether all is finite",
+    "update.learning.Update.__init__": "the number of updates and of data so far",
+    "update.learning.Update.is_first": "whether anything was learned before",
+    "update.learning.Update.is_due": "whether a fresh start is due",
+    "update.learning.Update.run": "whether the fresh start is better",
+    "update.learning.Update.candidates": "the number of updates so far",
+    "update.learning.recall": "the form of the memory",
+    "update.learning._take_better": "whether the fresh start is better",
+    "update.learning._check_finite": "whether all is finite",
     "memory.first_of_each": "which points coincide",
-    "objective.known_values": "how many points are known, for a fresh start",
-    "objective.Objective.check_finite": "whether there is a point to start from",
-    "sites.SiteObjective.spread": "the size of the function",
-    "coordinates._is_positive": "whether a constraint is positive",
-    "ascent.Ascent.__init__": "the number of data, once",
-    "ascent.Ascent.plateau": "whether the loop may stop, every CHECK_EVERY steps",
-    "ascent.Ascent.is_finite": "whether the optimiser may go on, once",
-    "ascent.maximize": "whether the last value was finite, once",
-    "ascent._lbfgs": "the loss, for torch's line search",
-    "sites.SiteObjective.settle": "whether sites settled, every CHECK_EVERY steps",
+    "memory._rough_kernel": "GPyTorch: whether lengthscales are positive",
+    "update.objective.known_values": "how many points are known, for a fresh start",
+    "update.objective.Objective.check_finite": "whether there is a point to start from",
+    "update.sites.SiteObjective.spread": "the size of the function",
+    "update.coordinates._is_positive": "whether a constraint is positive",
+    "update.ascent.Ascent.__init__": "the number of data, once",
+    "update.ascent.Ascent.plateau": "whether to stop, every CHECK_EVERY steps",
+    "update.ascent.Ascent.is_finite": "whether the optimiser may go on, once",
+    "update.ascent.maximize": "whether the last value was finite, once",
+    "update.ascent._lbfgs": "the loss, for torch's line search",
+    "update.sites.SiteObjective.settle": "whether to stop, every CHECK_EVERY steps",
     "models.StreamingGP._shares_noise": "the form of the summary",
     "models.StreamingGP._past": "the form of the summary",
     "models.StreamingGP._current_predictor": "whether the cache is fresh",
@@ -112,10 +113,10 @@ HOST_CHECKS = {
 # Where constants of the host go to the device.
 COPIES = {
     "likelihoods._nodes": "nodes of the quadrature, once",
-    "initialization._search": "the starts that were tried, in the first update",
-    "site_initialization._search": "the starts that were tried, in the first update",
-    "site_initialization._robust_variance": "two quantiles, in the first update",
-    "learning.Update.store": "one flag",
+    "update.initialization._search": "the starts that were tried",
+    "update.site_initialization._search": "the starts that were tried",
+    "update.site_initialization._robust_variance": "two quantiles",
+    "update.learning.Update.store": "one flag",
     "memory.buffers": "one flag",
     "models.StreamingGP._condition": "one flag",
 }
@@ -453,7 +454,7 @@ def test_only_the_look_at_the_plateau_grows_with_the_number_of_steps(name, monke
         return on_device(run, model, X, y).waits
 
     few, many = waits_of(2), waits_of(4)
-    assert many - few == {"ascent.Ascent.plateau": 2 // ascent.CHECK_EVERY}
+    assert many - few == {"update.ascent.Ascent.plateau": 2 // ascent.CHECK_EVERY}
     assert not few - many
 
 
@@ -476,7 +477,7 @@ def test_only_the_look_at_the_residual_grows_with_the_number_of_e_steps():
 
     never = 1e-300
     more = waits_of(4, never) - waits_of(2, never)
-    assert more == {"sites.SiteObjective.settle": 2 // sites.CHECK_EVERY}
+    assert more == {"update.sites.SiteObjective.settle": 2 // sites.CHECK_EVERY}
     assert waits_of(4, 0.0) == waits_of(2, 0.0)
 
 

@@ -25,6 +25,8 @@ from torch_ssgp import (
 )
 from torch_ssgp.exceptions import ArgumentError, BudgetWarning, InputError
 from torch_ssgp.inducing import Candidates, merge_duplicates
+from torch_ssgp.update import UpdateOptions
+from torch_ssgp.update.learning import Update
 from torch_ssgp.validation import check_choice
 
 POLICIES: list[InducingPolicy] = [
@@ -67,9 +69,11 @@ def make_model(
 def candidates_of(model: StreamingGP, x: Tensor) -> tuple[Candidates, object]:
     """What a policy would see in the next update, and the objective behind it."""
     data = model._check_data(x, torch.zeros(x.shape[:-1]).double(), None)
-    objective = model._objective(data, model.summary.pseudo_observations)
+    options = UpdateOptions(num_steps=0)
+    update = Update(model._known(data), data, options, model._limits(data))
+    objective = update.objective()
     with torch.no_grad():
-        return model._candidates(objective), objective
+        return update.candidates(objective), objective
 
 
 @pytest.mark.parametrize("policy", GREEDY, ids=name)
@@ -84,7 +88,7 @@ def test_the_loss_of_a_ranking_is_that_of_the_bound(policy, batch_shape):
         ranking = policy.rank(candidates)
         for count in (1, 5, 12):
             objective.start_at(ranking.points[..., :count, :])
-            rows, s = objective.project(objective.prior())
+            rows, s = objective.project(objective.prior(), objective.as_gaussian())
             torch.testing.assert_close(
                 ranking.loss[..., count - 1], rows.loss / (2 * s), rtol=1e-4, atol=1e-6
             )
@@ -99,7 +103,7 @@ def test_greedy_information_takes_the_point_that_lowers_the_loss_most():
 
     def loss(z: Tensor) -> float:
         objective.start_at(z)
-        rows, s = objective.project(objective.prior())
+        rows, s = objective.project(objective.prior(), objective.as_gaussian())
         return (rows.loss / (2 * s)).item()
 
     with torch.no_grad():
@@ -184,7 +188,9 @@ def test_copies_count_once(policy, x):
     places = 2 if bool((x == 1).any()) and len(x) > 1 else 1
     model = make_model(policy, 20)
     for _ in range(3):
-        result = model.update(x, torch.ones(len(x)).double(), num_steps=5)
+        result = model.update(
+            x, torch.ones(len(x)).double(), num_steps=5, learn_inducing_points=False
+        )
         assert result.num_inducing == places
         assert bool(torch.isfinite(model(x).variance).all())
 
@@ -243,7 +249,7 @@ def test_the_budget_stays_where_a_stream_repeats_itself():
     model = make_model(num_inducing=100, lengthscale=1.0)
     counts = [model.update(x, y, num_steps=20).num_inducing for x, y in stream.batches]
     second_pass, last = counts[3], counts[-1]
-    assert abs(last - second_pass) <= 0.1 * second_pass
+    assert 0.8 * second_pass <= last <= 1.1 * second_pass
 
 
 def test_the_budget_shrinks_when_the_kernel_grows_smoother():
@@ -348,13 +354,13 @@ def test_an_update_reports_what_became_of_the_points():
 
 def test_one_warning_says_that_the_budget_is_too_small():
     model = make_model(num_inducing=3, lengthscale=0.05)
+    model.memory_size = 200  # large enough: the limit is the number of points
     x = draw(60, 1)
     y = torch.sin(20 * x[:, 0])
     with pytest.warns(BudgetWarning, match="Raise num_inducing") as caught:
         model.update(x, y, num_steps=0)
         model.update(x, y, num_steps=0)
-    # The same text, so Python's default filter shows it once.
-    assert len({str(warning.message) for warning in caught}) == 1
+    assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error", BudgetWarning)
         make_model(num_inducing=60, lengthscale=0.05).update(x, y, num_steps=0)

@@ -168,7 +168,7 @@ def oracle_elbo(kernel, x, y, z, old, mean, cov):
 def test_streaming_bernoulli_is_stationary_in_q_and_equals_the_papers_objective():
     """Over batches with other inducing points each, at fixed hyperparameters."""
     kernel = scaled_rbf(lengthscale=0.8)
-    model = StreamingGP(kernel, BernoulliLikelihood()).double()
+    model = StreamingGP(kernel, BernoulliLikelihood(), memory_size=100).double()
     old = None
     with settings.jitter(JITTER):
         for k, (x, y) in enumerate(bernoulli_stream()):
@@ -253,7 +253,9 @@ def test_parameters_of_the_likelihood_are_learned():
 
 def test_conditioning_equals_an_update_with_the_same_points():
     (x, y), (x_new, y_new) = bernoulli_stream(2, 12)
-    model = StreamingGP(scaled_rbf(), BernoulliLikelihood(), num_inducing=8).double()
+    model = StreamingGP(
+        scaled_rbf(), BernoulliLikelihood(), num_inducing=8, memory_size=8
+    ).double()
     model.update(x, y, num_steps=0)
     conditioned = model.condition_on_observations(x_new, y_new)
     z = torch.cat([model.summary.inducing_points, x_new])

@@ -191,8 +191,9 @@ class Memory(Buffers):
         weight: ``(k,)``, powers of their likelihoods, below one after forgetting.
         offset: ``(*batch,)``, residual that belongs to the sites.
         shared_noise: Whether the noise of the rows follows the likelihood.
-        started_at: ``()``, data seen when hyperparameters were last learned from a
-            fresh start.
+        started_at: ``()``, data behind the last fresh start of hyperparameters; zero
+            if nothing was learned yet.
+        since_start: ``()``, data that came after it.
     """
 
     SIZES = {
@@ -208,6 +209,7 @@ class Memory(Buffers):
         "offset": "",
         "shared_noise": "",
         "started_at": "",
+        "since_start": "",
     }
 
     points: Tensor
@@ -222,6 +224,7 @@ class Memory(Buffers):
     offset: Tensor
     shared_noise: Tensor
     started_at: Tensor
+    since_start: Tensor
 
     def __init__(self, batch_shape: torch.Size = torch.Size()) -> None:
         super().__init__()
@@ -237,6 +240,7 @@ class Memory(Buffers):
             "weight": torch.zeros(0),
             "offset": torch.zeros(batch_shape),
             "started_at": torch.zeros(()),
+            "since_start": torch.zeros(()),
         }
         for name, value in empty.items():
             self.register_buffer(name, value.double())
@@ -364,7 +368,11 @@ def memory_of(summary: dict[str, Tensor]) -> dict[str, Tensor]:
     sites = GaussianData(nothing, None, torch.zeros_like(past.rho))
     shared_noise = bool(summary["shared_noise"])
     values = buffers(Rows(z, past), Data(z[..., :0, :], nothing), sites, shared_noise)
-    return {**values, "started_at": past.n.clone()}
+    return {
+        **values,
+        "started_at": past.n.clone(),
+        "since_start": torch.zeros_like(past.n),
+    }
 
 
 def stored(value: Tensor) -> Tensor:

@@ -419,6 +419,7 @@ class StreamingGP(Whole, GP):
         memory.replace(
             **buffers(rows, every, GaussianData(target, every.noise, offset), shared),
             started_at=self.memory.started_at,
+            since_start=self.memory.since_start + new.y.size(-1),
         )
         return memory
 

@@ -184,6 +184,7 @@ class Update:
         self.past, raw = recall(known, data, limits.shared_noise, options.forget)
         self.data = remember(raw, data) if data.y.size(-1) else raw
         self.num_data = float(self.past.past.n + self.data.num_data)
+        self.since_start = float(known.memory.since_start) + data.y.size(-1)
 
     def run(self) -> Learned:
         """All steps; see the top of this file."""
@@ -202,10 +203,14 @@ class Update:
             if bool(restarted.all()):
                 objective, ascended = attempts[1]
         learned = self.finish(objective, ascended)
-        started_at = self.known.memory.started_at
+        started_at, since_start = self.known.memory.started_at, self.since_start
         if is_due or (self.is_first and self.learns):
-            started_at = torch.full_like(started_at, self.num_data)
-        memory = {**learned.memory, "started_at": started_at}
+            started_at, since_start = torch.full_like(started_at, self.num_data), 0
+        memory = {
+            **learned.memory,
+            "started_at": started_at,
+            "since_start": torch.full_like(started_at, since_start),
+        }
         return learned._replace(memory=memory, restarted=restarted)
 
     # -- starts -----------------------------------------------------------------------
@@ -235,13 +240,13 @@ class Update:
         return float(self.known.memory.started_at) == 0
 
     def is_due(self) -> bool:
-        """Whether a fresh start is: the data have doubled since the last one."""
+        """Whether a fresh start is: as many data came since the last one as it had."""
         return (
             self.learns
             and self.options.restart
             and self.options.trust_region is None
             and not self.is_first
-            and self.num_data >= 2 * float(self.known.memory.started_at)
+            and self.since_start >= float(self.known.memory.started_at)
         )
 
     def fresh_objective(self) -> Objective:

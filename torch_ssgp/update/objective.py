@@ -270,10 +270,15 @@ class GaussianObjective(Objective):
         bound = F.evidence(rows, s)
         return bound + self.log_prior(), bound
 
+    @torch.no_grad()
     def spread(self) -> Tensor:
-        """Spread of the targets ``(*batch,)``, the unit of a constant mean."""
-        spread = self.data.y.std(-1, correction=0)
-        return torch.where(spread > 0, spread, 1)
+        """Size of the targets about the prior mean, ``(*batch,)``.
+
+        Not about their own mean: a level that the stream has left far behind would
+        need thousands of steps to follow in units of a small spread.
+        """
+        size = (self.data.y - self.mean(self.data.x)).square().mean(-1).sqrt()
+        return torch.where(size > 0, size, 1)  # NaN where there are no data
 
 
 def known_values(z: Tensor, past: PseudoObservations) -> tuple[Tensor, Tensor]:
