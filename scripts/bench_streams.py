@@ -821,9 +821,10 @@ def small_table(rows: list[Row]) -> list[Row]:
     return lines
 
 
-def _natural(name: str) -> list[Any]:
+def _natural(name: str) -> tuple[list[int], str]:
     """Batches of 2 before batches of 10."""
-    return [int(word) if word.isdecimal() else 0 for word in name.split()] + [name]
+    numbers = [int(word) for word in name.split() if word.isdecimal()]
+    return numbers, name
 
 
 def ratio_table(rows: list[Row], bench: str, near: float) -> list[Row]:

@@ -195,7 +195,26 @@ OTHERS = {
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = """# Benchmarks
 
-Written by `scripts/benchmark.py report` from the files that `--json` wrote.
+Written by `scripts/benchmark.py report` from the files that `--json` wrote. The tables
+on the memory were made with version {memory_version}; those on the cost of an update, on
+policies and on Bayesian optimisation with version 0.1.0, before there was a memory, and
+have not been made anew yet.
+
+## Memory
+
+Written by `scripts/benchmark.py memory`: streams with default settings against batch
+sparse regression with the same number of inducing points (all training data at once, all
+inducing points free, L-BFGS to a plateau). `R` is the size of the memory. Predictions
+come from the inducing points, q(b), or from all points of the memory. An RMSE below
+{memory_floor} counts as {memory_floor}, the smallest noise of the likelihood.
+
+{memory_streams}
+
+{memory_remarks}
+
+The batch models:
+
+{memory_references}
 
 ## Cost of an update
 
@@ -252,6 +271,12 @@ def page() -> str:
     rows = json.loads((DOCS / "data" / "policies.json").read_text())
     gap = json.loads((DOCS / "data" / "gap.json").read_text())
     tables |= bench_policies.sections(rows, gap)
+    import bench_memory
+
+    rows = list(bench_memory.read(DOCS / "data" / "memory.json").values())
+    tables |= bench_memory.sections(rows)
+    made_with = {row["version"] for row in rows if row["variant"] != bench_memory.BATCH}
+    tables["memory_version"] = " and ".join(sorted(made_with))
     return wrapped(PAGE.format(**tables))
 
 

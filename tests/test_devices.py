@@ -118,6 +118,7 @@ COPIES = {
     "update.site_initialization._robust_variance": "two quantiles",
     "update.learning.Update.store": "one flag",
     "memory.buffers": "one flag",
+    "memory._rough_kernel": "one kernel, when the memory is compressed",
     "models.StreamingGP._condition": "one flag",
 }
 

@@ -741,3 +741,14 @@ def test_a_process_killed_while_saving_leaves_a_whole_model(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     assert json.loads(done.stdout)["killed"] == num_victims
+
+
+def test_a_file_of_version_0_1_loads_and_goes_on():
+    """It has no memory of its own: what it knew at its inducing points becomes one."""
+    model = StreamingGP.load(Path(__file__).parent / "data" / "model_v1.pt")
+    x = torch.linspace(0, 5, 50)  # what it was made with, and sin(x)
+    assert (model(x).mean - x.sin()).abs().max() < 0.01
+    torch.testing.assert_close(model(x, from_memory=True).mean, model(x).mean)
+    assert model.memory_size == 20 and model.memory.num_data == 50
+    model.update(x + 5, torch.sin(x + 5), num_steps=30)
+    assert (model(x).mean - x.sin()).abs().max() < 0.03

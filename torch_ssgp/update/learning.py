@@ -189,8 +189,7 @@ class Update:
     def run(self) -> Learned:
         """All steps; see the top of this file."""
         attempts = [self.attempt(self.objective(), fresh=self.is_first)]
-        restarted = torch.zeros(self.new.y.shape[:-1], dtype=torch.bool)
-        restarted = restarted.to(self.new.y.device)
+        restarted = self.new.y.new_zeros(self.new.y.shape[:-1], dtype=torch.bool)
         is_due = self.is_due()
         if is_due:
             try:
