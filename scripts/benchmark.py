@@ -196,17 +196,18 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = """# Benchmarks
 
 Written by `scripts/benchmark.py report` from the files that `--json` wrote. The tables
-on the memory were made with version {memory_version}; those on the cost of an update, on
-policies and on Bayesian optimisation with version 0.1.0, before there was a memory, and
-have not been made anew yet.
+on the memory were made with version {memory_version}. Those on the cost of an update,
+on policies and on Bayesian optimisation were made with version 0.1.0, before there was
+a memory, and have not been made anew yet.
 
 ## Memory
 
 Written by `scripts/benchmark.py memory`: streams with default settings against batch
-sparse regression with the same number of inducing points (all training data at once, all
-inducing points free, L-BFGS to a plateau). `R` is the size of the memory. Predictions
-come from the inducing points, q(b), or from all points of the memory. An RMSE below
-{memory_floor} counts as {memory_floor}, the smallest noise of the likelihood.
+sparse regression with the same number of inducing points (all training data at once,
+all inducing points free, L-BFGS to a plateau). `R` is the size of the memory.
+Predictions come from the inducing points, q(b), or from all points of the memory.
+An RMSE below {memory_floor} counts as {memory_floor}: the likelihood has no smaller
+noise.
 
 {memory_streams}
 
