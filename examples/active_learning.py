@@ -1,8 +1,9 @@
 """Where to measure next: a map of terrain from few well-chosen heights.
 
 Each round asks for the places that would lower the uncertainty of the whole map most
-(qNegIntegratedPosteriorVariance, by fantasies), measures them and forgets them. Run
-``python examples/active_learning.py``: prints a table, saves out/active_learning.png.
+(qNegIntegratedPosteriorVariance, by fantasies), measures them and hands the model these
+alone. Run ``python examples/active_learning.py``: prints a table, saves
+out/active_learning.png.
 """
 
 from __future__ import annotations

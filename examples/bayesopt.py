@@ -44,7 +44,7 @@ def streaming(num_inducing: int, num_steps: int) -> Learn:
             model = SingleTaskStreamingGP(X, Y, num_inducing=num_inducing)
             model.fit()
         else:
-            # Standardised by all outcomes so far: the summary is rescaled exactly.
+            # Standardised by all outcomes so far: the memory is rescaled exactly.
             model.update(X[-1:], Y[-1:], restandardize=True, num_steps=num_steps)
         return model
 

@@ -68,7 +68,7 @@ def make_data(num: int, num_test: int = 500) -> tuple[Tensor, ...]:
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    x, w = draw(num + num_test, NUM_INPUTS), draw(NUM_INPUTS, 3)
+    w, x = draw(NUM_INPUTS, 3), draw(num + num_test, NUM_INPUTS)
     u = x @ (w / w.norm(dim=0))
     f = torch.sin(2 * u[:, 0] + u[:, 1]) + torch.tanh(u[:, 2] * u[:, 0])
     return x[:num], f[:num] + NOISE * draw(num), x[num:], f[num:]
@@ -98,7 +98,8 @@ def rmse(model: StreamingGP | ExactDeepGP, x: Tensor, f: Tensor) -> float:
 
 def main(
     num_batches: int = 10,
-    batch_size: int = 100,
+    batch_size: int = 150,
+    num_steps: int = 100,
     exact_steps: int = 300,
     out: str | Path = "out",
 ) -> dict[str, list[float]]:
@@ -107,6 +108,7 @@ def main(
     Args:
         num_batches: Batches of the stream.
         batch_size: Data in each.
+        num_steps: Budget of the inner loop of each update.
         exact_steps: Steps of Adam for the exact model, which has one error.
         out: Folder for the figure.
     """
@@ -121,7 +123,7 @@ def main(
     for name, model in models.items():
         batches = zip(x.split(batch_size), y.split(batch_size), strict=True)
         for part in tqdm(batches, desc=name, unit="batch", total=num_batches):
-            model.update(*part)
+            model.update(*part, num_steps=num_steps)
             errors[name].append(rmse(model, x_test, f_test))
     exact = fit_exact(x, y, exact_steps)
     errors["exact, deep kernel"] = [rmse(exact, x_test, f_test)]

@@ -36,7 +36,6 @@ from torch import Tensor, nn
 from torch_ssgp import StreamingGP
 from torch_ssgp.exceptions import BudgetWarning
 from torch_ssgp.modules import gram, variances
-from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.initialization import initialize_from_data
 
 CHUNK = 1_000  # test points predicted at once
@@ -253,7 +252,7 @@ class BatchSGPR(_Baseline):
         with small_budget():
             self.model.update(x, y, num_steps=self.first_steps)
             z = self.model.summary.inducing_points
-            self.model.summary = PosteriorSummary()
+            self.model.reset()
             result = self.model.update(
                 x, y, num_steps=self.num_steps, optimizer="lbfgs", inducing_points=z
             )

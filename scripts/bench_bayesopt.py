@@ -16,6 +16,7 @@ Exact models and random search stay when the version changes, all else is run an
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -52,17 +53,8 @@ from common import markdown, positive
 from torch_ssgp.surrogates import SingleTaskStreamingGP
 
 Row = dict[str, Any]
-# What makes the name of a row: those of its columns that are in here.
-NAMES = (
-    "table",
-    "problem",
-    "method",
-    "inducing",
-    "evaluations",
-    "seed",
-    "fantasies",
-    "what",
-)
+# What makes the name of a row: those of these columns that it has.
+NAMES = ("table", "problem", "method", "seed", "what", "fantasies")
 STREAMING, EXACT, RANDOM = "streaming", "exact", "random"
 
 
@@ -190,98 +182,75 @@ def cases() -> dict[str, Case]:
 
 
 def regret(
-    problems: Iterable[str] = ("Hartmann-6",),
-    seeds: int = 10,
+    name: str,
+    method: str,
+    seed: int,
     num_evaluations: int | None = None,
     num_steps: int = 50,
-) -> dict[str, Callable[[], Row]]:
-    """Final simple regret by qLogNEI, one job for every method and seed.
+) -> Row:
+    """Final simple regret by qLogNEI.
 
     The streaming model has three inducing points for every four evaluations. LogEI
     would not do: with inferred noise it stalls beside its incumbent, for either model.
 
     Args:
-        problems: Of :func:`cases`.
-        seeds: How many.
+        name: Of :func:`cases`.
+        method: Of streaming, exact and random.
+        seed: Of the design and of everything after it.
         num_evaluations: If not those of the problem.
         num_steps: Budget of the inner loop of each update.
     """
-    jobs: dict[str, Callable[[], Row]] = {}
-    for name in problems:
-        problem, num_initial, default, num_inducing = cases()[name]
-        total = num_evaluations or default
+    problem, num_initial, total, num_inducing = cases()[name]
+    total = num_evaluations or total
 
-        def streaming(
-            X: Tensor, Y: Tensor, bounds: Tensor, num_inducing: int = num_inducing
-        ) -> Streaming:
-            return Streaming(X, Y, bounds, num_inducing, num_steps)
+    def streaming(X: Tensor, Y: Tensor, bounds: Tensor) -> Streaming:
+        return Streaming(X, Y, bounds, num_inducing, num_steps)
 
-        methods: dict[str, Surrogate | None] = {
-            STREAMING: streaming,
-            EXACT: Refit,
-            RANDOM: None,
-        }
-        for seed in range(seeds):
-            for method, surrogate in methods.items():
-                inducing = num_inducing if method == STREAMING else ""
-                row = dict(
-                    zip(
-                        NAMES,
-                        ("regret", name, method, inducing, total, seed),
-                        strict=False,
-                    )
-                )
+    surrogate = {STREAMING: streaming, EXACT: Refit, RANDOM: None}[method]
+    start = time.process_time()
+    trace = optimise(problem, surrogate, num_initial, total, seed, noisy=True)
+    return {
+        **named(name, method, seed),
+        "inducing": num_inducing if method == STREAMING else "",
+        "evaluations": total,
+        "regret": float(trace[-1]),
+        "seconds": time.process_time() - start,
+    }
 
-                def job(
-                    row: Row = row,
-                    surrogate: Surrogate | None = surrogate,
-                    problem: BaseTestProblem = problem,
-                    num_initial: int = num_initial,
-                    total: int = total,
-                    seed: int = seed,
-                ) -> Row:
-                    start = time.process_time()
-                    trace = optimise(
-                        problem, surrogate, num_initial, total, seed, noisy=True
-                    )
-                    seconds = time.process_time() - start
-                    return {**row, "regret": float(trace[-1]), "seconds": seconds}
 
-                jobs[name_of(row)] = job
-    return jobs
+def named(problem: str, method: str, seed: int) -> Row:
+    """The columns that name a row of the regret."""
+    return {"table": "regret", "problem": problem, "method": method, "seed": seed}
 
 
 def summary(rows: list[Row]) -> list[Row]:
-    """Median regret of each method, and against the exact model on the same seeds."""
-    tables = []
-    found = [row for row in rows if row["table"] == "regret"]
-    for problem, total in dict.fromkeys(
-        (row["problem"], row["evaluations"]) for row in found
-    ):
-        by_method: dict[str, dict[int, Row]] = {}
-        for row in found:
-            if (row["problem"], row["evaluations"]) == (problem, total):
-                by_method.setdefault(row["method"], {})[row["seed"]] = row
-        exact = by_method.get(EXACT, {})
-        for method, runs in by_method.items():
-            final = [row["regret"] for row in runs.values()]
-            row = {
+    """Median regret of each method, and that against the exact model's."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["problem"], row["method"]), []).append(row)
+
+    def middle(runs: list[Row], column: str = "regret") -> float:
+        return statistics.median(row[column] for row in runs)
+
+    lines = []
+    for (problem, method), runs in groups.items():
+        exact = groups.get((problem, EXACT), [])
+        same = {row["seed"] for row in exact} == {row["seed"] for row in runs}
+        lines.append(
+            {
                 "problem": problem,
                 "method": method,
-                "inducing": next(iter(runs.values()))["inducing"],
-                "evaluations": total,
-                "seeds": len(final),
-                "median_regret": statistics.median(final),
-                "best": min(final),
-                "worst": max(final),
-                "to_exact": "",
-                "seconds": statistics.median(r["seconds"] for r in runs.values()),
+                "inducing": runs[0]["inducing"],
+                "evaluations": runs[0]["evaluations"],
+                "seeds": len(runs),
+                "median_regret": middle(runs),
+                "best": min(row["regret"] for row in runs),
+                "worst": max(row["regret"] for row in runs),
+                "to_exact": middle(runs) / middle(exact) if same else "",
+                "seconds": middle(runs, "seconds"),
             }
-            if exact and exact.keys() == runs.keys():
-                middle = statistics.median(r["regret"] for r in exact.values())
-                row["to_exact"] = row["median_regret"] / middle
-            tables.append(row)
-    return tables
+        )
+    return lines
 
 
 def cost(
@@ -357,7 +326,7 @@ def cost(
         jobs["streaming", size] = streaming
         jobs["exact refit", size] = refit
     times: dict[tuple[str, int], list[float]] = {key: [] for key in jobs}
-    for repeat in range(repeats):
+    for repeat in range(repeats + 1):
         for key, job in jobs.items():
             start = time.process_time()
             job()
@@ -460,6 +429,7 @@ def timed_jobs(num_inducing: int) -> dict[str, Callable[[], object]]:
     model.likelihood.noise = 1e-3
     for rows in torch.arange(120, 240).split(40):
         model.update(X[rows], Y[rows], num_steps=0)
+    model.fit(num_steps=1)  # later updates are not the first that learns
     assert model.inducing_points.size(-2) == num_inducing
     test_X, one = draw(8, 6), (draw(1, 6), draw(1, 1))
     many = (draw(5, 4, 6), draw(16, 5, 4, 1))
@@ -540,44 +510,46 @@ def workers(paths: Iterable[Path], num_inducing: int) -> Iterator[list[Worker]]:
         yield running
     finally:
         for worker in running:
-            worker.process.kill()
-            worker.process.wait()
+            with worker.process:
+                worker.process.kill()
 
 
 def versions(
-    old: Path, sizes: tuple[int, ...] = (60, 100), repeats: int = 60
+    old: Path, sizes: tuple[int, ...] = (60, 100), rounds: int = 4, repeats: int = 20
 ) -> list[Row]:
     """CPU time of this version against another, job by job, in turns.
 
-    Of each the fastest repetition counts: others may use the machine.
+    Of each the fastest repetition counts: others may use the machine, and where its
+    memory happens to lie makes one process faster than the next.
 
     Args:
         old: The folder of the other version.
         sizes: Numbers of inducing points.
-        repeats: Of every job, at least two.
+        rounds: Pairs of processes, one after the other.
+        repeats: Of every job, in each.
     """
     here = Path(__file__).resolve().parents[1]
     rows = []
     for num_inducing in sizes:
-        with workers([here, old], num_inducing) as (new, other):
-            for name in new.names:
-                times: dict[Worker, list[float]] = {new: [], other: []}
-                for repeat in range(repeats):
-                    # In turns, and in turns who is first.
-                    for worker in list(times)[:: 1 if repeat % 2 else -1]:
-                        times[worker].append(worker.seconds(name))
-                first, second = (min(side) for side in times.values())
-                rows.append(
-                    {
-                        "table": "versions",
-                        "what": name,
-                        "inducing": num_inducing,
-                        "ms": 1e3 * first,
-                        "old_ms": 1e3 * second,
-                        "ratio": first / second,
-                    }
-                )
-                print_row(rows[-1])
+        best: dict[str, list[float]] = {}
+        for _ in range(rounds):
+            with workers([here, old], num_inducing) as pair:
+                for name, _ in itertools.product(pair[0].names, range(repeats)):
+                    seconds = [worker.seconds(name) for worker in pair]
+                    known = best.get(name, seconds)
+                    best[name] = list(map(min, known, seconds))
+        for name, (new, other) in best.items():
+            rows.append(
+                {
+                    "table": "versions",
+                    "what": name,
+                    "inducing": num_inducing,
+                    "ms": 1e3 * new,
+                    "old_ms": 1e3 * other,
+                    "ratio": new / other,
+                }
+            )
+            print_row(rows[-1])
     return rows
 
 
@@ -586,7 +558,8 @@ def versions(
 
 def name_of(row: Row) -> str:
     """What a row is called: its columns that say what was run."""
-    return ", ".join(f"{row[key]}" for key in NAMES if row.get(key, "") != "")
+    sizes = () if row["table"] == "regret" else ("inducing", "evaluations")
+    return ", ".join(f"{row[key]}" for key in (*NAMES, *sizes) if key in row)
 
 
 def header() -> Row:
@@ -659,10 +632,13 @@ def run(
     for table in tables:
         print(f"-- {table}", flush=True)
         if table == "regret":
-            for name, job in regret(problems, seeds).items():
-                if name not in rows:
-                    add(job())
-                    print_row(rows[name])
+            for key in itertools.product(
+                problems, range(seeds), (STREAMING, EXACT, RANDOM)
+            ):
+                problem, seed, method = key
+                if name_of(named(problem, method, seed)) not in rows:
+                    add(regret(problem, method, seed))
+                    print_row(list(rows.values())[-1])
         elif not any(row["table"] == table for row in rows.values()):
             if table == "versions":
                 assert old is not None

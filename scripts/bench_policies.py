@@ -34,7 +34,6 @@ from torch_ssgp import (
     GreedyVariance,
     InducingPolicy,
     KeepOld,
-    PosteriorSummary,
     RandomReplace,
     StreamingGP,
 )
@@ -160,7 +159,7 @@ def run_gap(stream: Stream, num_inducing: int, num_steps: int = 200) -> list[Row
         ("all data, both free", num_steps, True, True),
     ]:
         batch = copy.deepcopy(model)
-        batch.summary = PosteriorSummary()
+        batch.reset()
         batch.update(
             stream.x_train,
             stream.y_train,

@@ -37,7 +37,7 @@ from baselines import (
 from common import peak_mib, reset_peak, resident_mib
 from likelihoods import binary_model
 from streams import Stream
-from torch_ssgp import PosteriorSummary, StreamingGP
+from torch_ssgp import StreamingGP
 
 Row = dict[str, Any]
 
@@ -233,7 +233,7 @@ def hyperparameters(
     for part in torch.arange(num).chunk(batches):
         if num_inducing is None:
             seen = slice(0, int(part[-1]) + 1)
-            model.summary = PosteriorSummary()  # what was learnt stays, data come again
+            model.reset()  # what was learned stays, data come again
             model.update(
                 x[seen], y[seen], inducing_points=x[seen], learn_inducing_points=False
             )
@@ -659,7 +659,7 @@ def equivalence(at_data: bool) -> Row:
 
     def fresh() -> StreamingGP:
         model = copy.deepcopy(learnt)
-        model.summary = PosteriorSummary()
+        model.reset()
         return model
 
     online, total, panels, seen = fresh(), 0.0, [], 0

@@ -128,7 +128,7 @@ def test_batch_ends_at_an_optimum_of_the_model() -> None:
     z = ours.summary.inducing_points
     before = model.update(x, y, inducing_points=z, num_steps=0).bound
     assert_close(model.predict(grid()).mean, method.predict(grid())[0])
-    model.summary = type(model.summary)()
+    model.reset()
     result = model.update(x, y, inducing_points=z, num_steps=50, optimizer="lbfgs")
     assert result.bound - before < 1e-2
 

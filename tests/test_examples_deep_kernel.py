@@ -7,13 +7,12 @@ from examples import deep_kernel
 
 def test_the_network_is_learned_along_the_stream(tmp_path, capsys):
     errors = deep_kernel.main(
-        num_batches=4, batch_size=60, exact_steps=60, out=tmp_path
+        num_batches=3, batch_size=100, num_steps=30, exact_steps=30, out=tmp_path
     )
-    assert [len(values) for values in errors.values()] == [4, 4, 1]
-    deep, exact = errors["deep kernel"], errors["exact, deep kernel"][0]
-    # The function has a standard deviation of 0.83.
-    assert exact < 0.5
-    assert deep[-1] < 0.83
-    assert deep[-1] < deep[0]
+    assert [len(values) for values in errors.values()] == [3, 3, 1]
+    deep, plain = errors["deep kernel"], errors["no network"]
+    # Measured: 0.32, 0.45 and 0.35. The function has a standard deviation of 0.83.
+    assert deep[-1] < min(0.42, plain[-1], 0.8 * deep[0])
+    assert errors["exact, deep kernel"][0] < 0.42
     assert (tmp_path / "deep_kernel.png").stat().st_size > 10_000
     assert "stream / exact" in capsys.readouterr().out

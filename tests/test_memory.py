@@ -391,3 +391,16 @@ def test_options_that_are_no_flags_are_refused():
         model.update(*draw(5), learn_inducing_points="no")
     with pytest.raises(ArgumentError, match="share_noise"):
         make(10, share_noise="no")
+
+
+def test_a_reset_forgets_data_and_keeps_hyperparameters():
+    x, y = draw(60)
+    model = make(10)
+    model.update(x, y, num_steps=20)
+    before = copy.deepcopy(model.covar_module.state_dict())
+    model.reset()
+    assert model.memory.is_empty and model.summary.is_empty
+    assert model.covar_module.state_dict() == before
+    result = model.update(x[:30], y[:30], num_steps=0)
+    assert model.summary.num_data == 30
+    torch.testing.assert_close(result.increment, result.bound)

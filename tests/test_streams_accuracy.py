@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from statistics import median
+import os
 
 import pytest
 import torch
 
 import streams
 from baselines import Streaming, normal_scores
-from verdicts import MARGIN, RATIO
 
 # Figures for this stream are usually given in units of the spread of the first 1,000
 # time steps; the stream is in units of its first batch, the first 2,000. In the usual
@@ -19,34 +18,37 @@ VALUES = streams.pseudo_periodic_values()
 UNIT = VALUES[:2000:2].std() / VALUES[:1000].std()
 
 
-def scores(num_inducing, seed=0, **options):
+FULL = bool(os.environ.get("TORCH_SSGP_FULL"))
+
+
+def scores(num_inducing, seed=0, num_batches=None, **options):
     """What updates over the stream end with."""
     stream = streams.rounded(streams.pseudo_periodic(), seed)
     method = Streaming(1, num_inducing, **options)
-    for x, y in stream.batches:
+    for x, y in stream.batches[:num_batches]:
         method.update(x, y)
     return normal_scores(*method.predict(stream.x_test), stream.y_test)
 
 
+@pytest.mark.skipif(not FULL, reason="takes a minute: TORCH_SSGP_FULL=1")
 def test_default_settings_follow_the_stream_with_enough_points():
     row = scores(200)
     assert row["RMSE"] * UNIT <= 0.001
     assert row["MLL"] - torch.log(UNIT) >= 3.0
 
 
-def test_default_settings_reach_batch_inference_with_too_few_points():
-    # A hundred points are too few for the last quarter: the model has to give up the
-    # ripples it followed and take them for noise. By then a rounding of the targets
-    # decides which points it has, so one run says little: see docs/benchmarks.md.
-    rows = [scores(100, seed) for seed in (1, 2, 3)]
-    middle = {name: median(row[name] for row in rows) for name in ("RMSE", "MLL")}
-    assert middle["RMSE"] * UNIT <= RATIO * 0.143
-    assert middle["MLL"] - torch.log(UNIT) >= 0.527 - MARGIN
+@pytest.mark.parametrize("seed", [1, 2, 3] if FULL else [1])
+def test_default_settings_beat_batch_inference_with_too_few_points(seed):
+    # In every rounding of the targets: a hundred points are too few for the last
+    # quarter, and all of them have to move a little with every batch.
+    row = scores(100, seed)
+    assert row["RMSE"] * UNIT <= 1.02 * 0.143
+    assert row["MLL"] - torch.log(UNIT) >= 0.527 - 0.02
 
 
 @pytest.mark.parametrize("options", [{"share_noise": False}, {"alpha": 0.5}])
 def test_the_forms_of_the_paper_run_without_failure(options):
     # No more is asked of it: with a noise per batch the model may collapse once the
     # points are used up, see docs/reproduction.md.
-    row = scores(100, **options)
+    row = scores(100, num_batches=None if FULL else 8, **options)
     assert math.isfinite(row["RMSE"]) and math.isfinite(row["MLL"])

@@ -637,8 +637,6 @@ def test_deepcopy_pickle_and_state_dict_keep_the_posterior() -> None:
         copy.update(X, Y, num_steps=0)
 
 
-# Raw data and rows; rows alone, for which torch warns of the spread of no numbers.
-@pytest.mark.filterwarnings("ignore:std\\(\\):UserWarning")
 @pytest.mark.parametrize("memory_size", [40, 12, 8])
 @pytest.mark.parametrize("noisy", [False, True])
 def test_fit_after_loading_is_fit_without(memory_size: int, noisy: bool) -> None:

@@ -302,6 +302,18 @@ class StreamingGP(Whole, GP):
             warned = warned | {"memory"}
         return warned
 
+    @one_at_a_time
+    def reset(self) -> None:
+        """Forget all data; hyperparameters stay where they are."""
+        batch_shape, device = self.batch_shape, self.device
+
+        def change() -> None:
+            self.memory = Memory(batch_shape).to(device)
+            self.summary = PosteriorSummary(batch_shape).to(device)
+
+        with self._lock:
+            all_or_nothing(change, (self,))
+
     def condition_on_observations(
         self,
         x: Tensor,
