@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 
 import streams
@@ -27,7 +29,7 @@ def test_the_best_iterate_is_kept():
     x, y = data()
     gp = model()
     # A learning rate far too large makes the last iterate worse than others.
-    result = gp.update(x, y, num_steps=40, lr=2.0)
+    result = gp.update(x, y, num_steps=4, lr=2.0)
     assert result.bound >= result.bound_trace.max() - 1e-6
     assert result.bound_trace[-1] < result.bound_trace.max()
 
@@ -236,7 +238,7 @@ def test_a_stream_that_jumps_leaves_the_others_alone():
 def test_streams_with_the_same_kernel_share_its_best_iterate():
     x, y = data()
     gp = model(batch_shape=torch.Size([2]))
-    result = gp.update(x, torch.stack([y, -y]), num_steps=40, lr=2.0)
+    result = gp.update(x, torch.stack([y, -y]), num_steps=4, lr=2.0)
     total = result.bound_trace.sum(-1)
     assert result.bound.sum() >= total.max() - 1e-6 > total[-1]
 
@@ -261,3 +263,25 @@ def test_targets_far_from_zero_are_learned_like_others(offset):
     gp.update(x, y + offset)
     error = (gp(x).mean - offset - torch.sin(2 * x[:, 0])).square().mean().sqrt()
     assert error < 0.06
+
+
+def test_a_learning_rate_that_is_too_large_is_shortened():
+    """Steps that gain nothing are taken back, and shorter ones follow."""
+    x, y = data()
+    results = [
+        model().update(x, y, num_steps=100, lr=lr, learn_inducing_points=False)
+        for lr in (0.05, 3.0)
+    ]
+    assert results[1].bound > results[0].bound - 1.0
+
+
+def test_a_period_is_learned_over_many_periods():
+    """A step of five per cent in a period would shift the end of the data by three."""
+    x = torch.linspace(0, 60, 240).double().unsqueeze(-1)
+    y = torch.sin(2 * math.pi * x[:, 0]) + 0.1 * torch.randn(240).double()
+    kernel = ScaleKernel(PeriodicKernel())
+    kernel.base_kernel.period_length = 1.002
+    gp = StreamingGP(kernel, num_inducing=30).double()
+    for rows in torch.arange(240).split(60):
+        gp.update(x[rows], y[rows])
+    assert abs(kernel.base_kernel.period_length.item() - 1.0) < 5e-4

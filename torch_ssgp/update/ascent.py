@@ -22,6 +22,7 @@ from torch_ssgp.update.result import Status
 LEARNING_RATES = {"adam": 0.05, "lbfgs": 1.0}
 CHECK_EVERY = 10  # steps between two looks at the loss: a device waits only there
 PATIENCE = 20  # steps without progress that make a plateau
+SHORTER = (0.2, 0.04)  # learning rates after one that was too large, relative to it
 TOLERANCE = 1e-4  # nats per datum that count as progress
 
 
@@ -78,6 +79,7 @@ class Ascent:
         self.best_etas = [eta.detach().clone() for eta in self.etas]
         self.trace: list[Tensor] = []
         self.best: list[Tensor] = []
+        self.window = 0  # where the present search for a plateau began
 
     def leash(self) -> Tensor | float:
         r"""Cost of leaving the trust region :math:`\tau`, in nats.
@@ -148,10 +150,25 @@ class Ascent:
         So they do once a step met NaN, which an optimiser does not forget.
         """
         stop = ~torch.isfinite(self.last).all()
-        if len(self.best) > PATIENCE:
+        if len(self.best) - self.window > PATIENCE:
             gain = self.best[-1] - self.best[-1 - PATIENCE]
             stop = stop | (gain < self.tolerance).all()
         return bool(stop)
+
+    def new_window(self) -> None:
+        """Begin to look for a plateau anew."""
+        self.window = len(self.best)
+
+    def is_below_its_best(self) -> bool:
+        """Whether a plateau is one of steps too long, not the end of the climb."""
+        finite = torch.isfinite(self.last).all()
+        return bool(finite & (self.best[-1] - self.last > self.tolerance).any())
+
+    @torch.no_grad()
+    def go_back(self) -> None:
+        """Put the optimiser where the best was."""
+        for eta, best in zip(self.etas, self.best_etas, strict=True):
+            eta.copy_(best)
 
     @property
     def tolerance(self) -> float:
@@ -207,23 +224,33 @@ def maximize(
 
 
 def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:
-    optimizer = torch.optim.Adam(ascent.etas, lr=lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, num_steps, eta_min=0.1 * lr
-    )
-    ascent.loss()
-    for step in range(1, num_steps + 1):
-        optimizer.step()
-        schedule.step()
-        with torch.no_grad():
-            for variable in ascent.variables:
-                if variable.floor is not None:
-                    variable.eta.clamp_(min=variable.floor)
-        ascent.loss(needs_gradient=step < num_steps)
-        ascent.report()
-        if step % CHECK_EVERY == 0 and ascent.plateau():
+    """Adam; where steps were too long to gain anything, again with shorter ones."""
+    step = 0
+    for rate in (lr, *(lr * factor for factor in SHORTER)):
+        optimizer = torch.optim.Adam(ascent.etas, lr=rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+            optimizer, num_steps - step, eta_min=0.1 * rate
+        )
+        ascent.new_window()
+        ascent.loss()
+        while step < num_steps:
+            step += 1
+            optimizer.step()
+            schedule.step()
+            with torch.no_grad():
+                for variable in ascent.variables:
+                    if variable.floor is not None:
+                        variable.eta.clamp_(min=variable.floor)
+            ascent.loss(needs_gradient=step < num_steps)
+            ascent.report()
+            if step % CHECK_EVERY == 0 and ascent.plateau():
+                break
+        else:
+            return False
+        if step == num_steps or not ascent.is_below_its_best():
             return True
-    return False
+        ascent.go_back()
+    return True
 
 
 def _lbfgs(ascent: Ascent, num_steps: int, lr: float) -> bool:
@@ -259,9 +286,7 @@ def _lbfgs(ascent: Ascent, num_steps: int, lr: float) -> bool:
         gain = (ascent.trace[-1] - ascent.trace[num_before]).sum()
         if bool(gain < ascent.tolerance):
             return True
-        with torch.no_grad():
-            for eta, best in zip(ascent.etas, ascent.best_etas, strict=True):
-                eta.copy_(best)
+        ascent.go_back()
     return False
 
 

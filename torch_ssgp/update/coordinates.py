@@ -11,6 +11,7 @@ from gpytorch.means import ConstantMean
 from gpytorch.module import Module
 from torch import Tensor, nn
 
+from torch_ssgp import functional as F
 from torch_ssgp.update.initialization import fit_shape
 from torch_ssgp.update.objective import Objective
 
@@ -48,12 +49,13 @@ def coordinates(
     Positive hyperparameters are moved in their logarithm, whatever transform their
     constraint uses, so that they neither crawl when large nor get stuck when small;
     constants of the mean in units of the spread of the targets; inducing points in
-    units of their spacing; weights of networks in units of their usual size.
+    units of their spacing; weights of networks in units of their usual size; periods
+    by how far they shift the end of the data, in periods.
     """
     result = []
     if learn_hyperparameters:
         for module in (objective.mean, objective.kernel, objective.likelihood):
-            result += _hyperparameters(module, objective.spread())
+            result += _hyperparameters(module, objective)
     if learn_inducing_points:
         z = objective.z
         start, spacing = z.detach().clone(), _spacing(z.detach(), objective.data.x)
@@ -71,7 +73,13 @@ def _spacing(z: Tensor, x: Tensor) -> Tensor:
     return spread * z.size(-2) ** (-1.0 / z.size(-1))
 
 
-def _hyperparameters(module: Module, spread: Tensor) -> list[Coordinate]:
+def _hyperparameters(module: Module, objective: Objective) -> list[Coordinate]:
+    spread = objective.spread()
+    periods = {
+        id(part.raw_period_length)
+        for part in module.modules()
+        if hasattr(part, "raw_period_length")
+    }
     constants = {
         id(m.raw_constant) for m in module.modules() if isinstance(m, ConstantMean)
     }
@@ -87,7 +95,11 @@ def _hyperparameters(module: Module, spread: Tensor) -> list[Coordinate]:
             continue
         raw = parameter.detach().clone()
         if _is_positive(constraint):
-            result.append(_log_coordinate(parameter, constraint))
+            unit = torch.ones_like(raw)
+            if id(parameter) in periods:
+                length = constraint.transform(raw)
+                unit = (length / _extent(objective)).clamp_max(1)
+            result.append(_log_coordinate(parameter, constraint, unit))
         elif id(parameter) in constants and constraint is None:
             unit = fit_shape(spread, raw)
             result.append(Coordinate(parameter, raw / unit, unit.mul))
@@ -104,15 +116,24 @@ def _is_positive(constraint: Interval | None) -> bool:
     )
 
 
-def _log_coordinate(parameter: nn.Parameter, constraint: GreaterThan) -> Coordinate:
+def _extent(objective: Objective) -> Tensor:
+    """Largest extent of data and memory, ``()``; one where they are at one place."""
+    points = torch.cat(F.broadcast_matrices(objective.z_a, objective.data.x), -2)
+    extent = (points.amax(-2) - points.amin(-2)).max()
+    return torch.where(extent > 0, extent, 1)
+
+
+def _log_coordinate(
+    parameter: nn.Parameter, constraint: GreaterThan, unit: Tensor
+) -> Coordinate:
     # The logarithm of the value, not of its distance to the bound: the gradient does
     # not vanish there, so what came to rest at a bound can leave it again.
-    floor = (constraint.lower_bound * 1.01).clamp_min(1e-30).log()
-    eta = constraint.transform(parameter.detach()).log().maximum(floor)
+    floor = (constraint.lower_bound * 1.01).clamp_min(1e-30).log() / unit
+    eta = (constraint.transform(parameter.detach()).log() / unit).maximum(floor)
 
     def to_parameter(eta: Tensor) -> Tensor:
         # A line search may look below the floor, where the inverse has no value.
-        value = torch.where(eta < floor, floor, eta).exp()
+        value = (unit * torch.where(eta < floor, floor, eta)).exp()
         return constraint.inverse_transform(value)
 
     return Coordinate(parameter, eta, to_parameter, floor)
