@@ -217,6 +217,14 @@ The batch models:
 
 {memory_references}
 
+## Periods
+
+Written by `scripts/benchmark.py streams periods`: series with a weekly and a daily
+period, streamed one period at a time with default settings. The forecast of the next
+period is compared with that of an exact GP learned on all data with the same kernel.
+
+{periods}
+
 ## Cost of an update
 
 `floor_ms` is one product `A @ A.T` and one Cholesky factorisation of the size of the
@@ -276,6 +284,10 @@ def page() -> str:
 
     rows = list(bench_memory.read(DOCS / "data" / "memory.json").values())
     tables |= bench_memory.sections(rows)
+    import bench_streams
+
+    kept = bench_streams.read(DOCS / "data" / "streams.json").values()
+    tables["periods"] = bench_streams.sections(list(kept))["periods"]
     made_with = {row["version"] for row in rows if row["variant"] != bench_memory.BATCH}
     tables["memory_version"] = " and ".join(sorted(made_with))
     return wrapped(PAGE.format(**tables))
