@@ -87,8 +87,8 @@ def _stream_state(m: int, n: int, batch_shape: tuple[int, ...]) -> Any:
 
 def _update(model: StreamingGP, x: Tensor, y: Tensor) -> Update:
     """The next update of a model, before it began."""
-    data = model._check_data(x, y, None)
-    return Update(model._known(data), data, UpdateOptions(), model._limits(data))
+    data = model.check_data(x, y, None)
+    return Update(model.known(data), data, UpdateOptions(), model.limits(data))
 
 
 def _gradient_step(update: Update, z: Tensor) -> tuple[Objective, Callable[[], None]]:

@@ -68,7 +68,7 @@ HOST_CHECKS = {
     "inducing.AdaptiveBudget.revise": "whether more points are needed",
     "inducing.merge_duplicates": "whether points coincide",
     "models.StreamingGP._warn_of_losses": "whether to warn",
-    "models.StreamingGP._jitter": "the jitter",
+    "core.StreamingCore.jitter": "the jitter",
     "update.learning.Update.__init__": "the number of updates and of data so far",
     "update.learning.Update.is_first": "whether anything was learned before",
     "update.learning.Update.is_due": "whether a fresh start is due",
@@ -89,10 +89,10 @@ HOST_CHECKS = {
     "update.ascent.maximize": "whether the last value was finite, once",
     "update.ascent._lbfgs": "the loss, for torch's line search",
     "update.sites.SiteObjective.settle": "whether to stop, every CHECK_EVERY steps",
-    "models.StreamingGP._shares_noise": "the form of the summary",
-    "models.StreamingGP._past": "the form of the summary",
-    "models.StreamingGP._current_predictor": "whether the cache is fresh",
-    "models.StreamingGP._frozen_modules": "whether the cache is fresh",
+    "core.StreamingCore.shares_noise": "the form of the summary",
+    "conditioning._past": "the form of the summary",
+    "core.StreamingCore.predictor": "whether the cache is fresh",
+    "core.StreamingCore.frozen_modules": "whether the cache is fresh",
     "prediction.Predictor.build": "whether the factorisation succeeded",
     "modules._LazyGram._diagonal": "GPyTorch: whether x1 is x2",
     "modules._LazyGram.evaluate_kernel": "GPyTorch: whether x1 is x2",
@@ -119,7 +119,7 @@ COPIES = {
     "update.learning.Update.store": "one flag",
     "memory.buffers": "one flag",
     "memory._rough_kernel": "one kernel, when the memory is compressed",
-    "models.StreamingGP._condition": "one flag",
+    "conditioning.condition": "one flag",
 }
 
 aten = torch.ops.aten
@@ -424,9 +424,9 @@ def objective_of(model, x, y):
 
 def update_of(model, x, y, **options):
     """The next update of a model, before it began."""
-    data = model._check_data(x, y, None)
+    data = model.check_data(x, y, None)
     options = UpdateOptions(**options)
-    return learning.Update(model._known(data), data, options, model._limits(data))
+    return learning.Update(model.known(data), data, options, model.limits(data))
 
 
 def started(likelihood=None, y=Y):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_ssgp import functional as F
+from torch_ssgp import functional as fn
 from torch_ssgp.functional import PriorBlocks, PseudoObservations
 
 
@@ -48,8 +48,8 @@ def test_gradients_of_the_bound(problem, alpha):
     s = torch.tensor(0.2, dtype=torch.float64)
 
     def bound(theta, z_b, x, s):
-        rows = F.project(blocks(theta, z_b, x, z_a), past, y, s.expand(6), s, alpha)
-        return F.evidence(rows, s)
+        rows = fn.project(blocks(theta, z_b, x, z_a), past, y, s.expand(6), s, alpha)
+        return fn.evidence(rows, s)
 
     inputs = [t.clone().requires_grad_() for t in (theta, z_b, x, s)]
     assert torch.autograd.gradcheck(bound, inputs)
@@ -60,18 +60,18 @@ def _projection(problem, alpha=0.0, s=0.2):
     theta = torch.tensor([1.3, 0.6, 0.4], dtype=torch.float64)
     s = torch.tensor(s, dtype=torch.float64)
     prior = blocks(theta, z_b, x, z_a)
-    return F.project(prior, past, y, s.expand(6), s, alpha), prior, s
+    return fn.project(prior, past, y, s.expand(6), s, alpha), prior, s
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_compressing_changes_neither_evidence_nor_posterior(problem, alpha):
     rows, prior, s = _projection(problem, alpha)
-    small = F.compress(rows)
+    small = fn.compress(rows)
     assert small.A.shape[-1] == 4 < rows.A.shape[-1]
-    torch.testing.assert_close(F.evidence(small, s), F.evidence(rows, s))
+    torch.testing.assert_close(fn.evidence(small, s), fn.evidence(rows, s))
     for a, b in zip(
-        F.moments(F.factorize(small, s), prior.m_b),
-        F.moments(F.factorize(rows, s), prior.m_b),
+        fn.moments(fn.factorize(small, s), prior.m_b),
+        fn.moments(fn.factorize(rows, s), prior.m_b),
         strict=True,
     ):
         torch.testing.assert_close(a, b)
@@ -79,23 +79,23 @@ def test_compressing_changes_neither_evidence_nor_posterior(problem, alpha):
 
 def test_recall_is_the_inverse_of_absorb(problem):
     rows, prior, s = _projection(problem)
-    past = F.absorb(F.compress(rows), prior.m_b)
-    again = F.recall(past, rows.L, prior.m_b)
-    torch.testing.assert_close(F.evidence(again, s), F.evidence(rows, s))
+    past = fn.absorb(fn.compress(rows), prior.m_b)
+    again = fn.recall(past, rows.L, prior.m_b)
+    torch.testing.assert_close(fn.evidence(again, s), fn.evidence(rows, s))
 
 
 def test_sites_say_the_same_as_shared_rows(problem):
     z_b, x, z_a, y, past = problem
     _, prior, s = _projection(problem)
-    sites = F.to_sites(past, s)
+    sites = fn.to_sites(past, s)
     one = torch.ones_like(s)
-    shared = F.project(prior, past, y, s.expand(6), s)
-    site = F.project(prior, sites, y, s.expand(6), one)
-    torch.testing.assert_close(F.evidence(site, one), F.evidence(shared, s))
+    shared = fn.project(prior, past, y, s.expand(6), s)
+    site = fn.project(prior, sites, y, s.expand(6), one)
+    torch.testing.assert_close(fn.evidence(site, one), fn.evidence(shared, s))
 
 
 def test_small_alpha_tends_to_the_variational_bound(problem):
-    bounds = [F.evidence(*_projection(problem, a)[::2]) for a in (0.0, 1e-3, 1e-6)]
+    bounds = [fn.evidence(*_projection(problem, a)[::2]) for a in (0.0, 1e-3, 1e-6)]
     assert abs(bounds[2] - bounds[0]) < 1e-3 * abs(bounds[1] - bounds[0]) + 1e-8
 
 
@@ -109,14 +109,14 @@ def test_uninformed_points_carry_exactly_zero_information():
     empty = PseudoObservations(
         x.new_zeros(0, 2), x.new_zeros(0), x.new_zeros(()), x.new_zeros(())
     )
-    rows = F.project(blocks(theta, z, x, z), empty, x[:, 0], s.expand(10), s)
-    past = F.absorb(F.compress(rows), x.new_zeros(2))
+    rows = fn.project(blocks(theta, z, x, z), empty, x[:, 0], s.expand(10), s)
+    past = fn.absorb(fn.compress(rows), x.new_zeros(2))
     assert torch.equal(past.U[:, 1], torch.zeros(2, dtype=torch.float64))
 
 
 def test_an_indefinite_matrix_gives_nan_in_its_own_stream_only():
     K = torch.stack([torch.eye(3), -torch.eye(3)])
-    L = F.cholesky(K)
+    L = fn.cholesky(K)
     assert torch.equal(L[0], torch.eye(3))
     assert L[1].isnan().all()
 
@@ -140,6 +140,6 @@ def test_the_functions_run_on_another_device_without_touching_the_cpu(problem):
         rbf(z_a, z_a, theta),
         *means,
     )
-    rows = F.project(prior, past, y, s.expand(6), s, 0.5)
-    assert F.evidence(rows, s).device.type == "meta"
-    assert F.absorb(F.compress(rows), means[0]).U.device.type == "meta"
+    rows = fn.project(prior, past, y, s.expand(6), s, 0.5)
+    assert fn.evidence(rows, s).device.type == "meta"
+    assert fn.absorb(fn.compress(rows), means[0]).U.device.type == "meta"

@@ -68,9 +68,9 @@ def make_model(
 
 def candidates_of(model: StreamingGP, x: Tensor) -> tuple[Candidates, object]:
     """What a policy would see in the next update, and the objective behind it."""
-    data = model._check_data(x, torch.zeros(x.shape[:-1]).double(), None)
+    data = model.check_data(x, torch.zeros(x.shape[:-1]).double(), None)
     options = UpdateOptions(num_steps=0)
-    update = Update(model._known(data), data, options, model._limits(data))
+    update = Update(model.known(data), data, options, model.limits(data))
     objective = update.objective()
     with torch.no_grad():
         return update.candidates(objective), objective

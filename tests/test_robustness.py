@@ -196,9 +196,9 @@ def fault_at_line(k, error, functions):
 
 
 SWAPS = (
-    "all_or_nothing",
+    "atomic_change",
     "_Snapshot.__init__",
-    "StreamingGP._commit.<locals>.change",
+    "StreamingCore.commit.<locals>.change",
     "PosteriorSummary.set",
     "SingleTaskStreamingGP._become.<locals>.change",
     "SingleTaskStreamingGP._sync_noise",

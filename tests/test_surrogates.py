@@ -57,7 +57,7 @@ from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from torch import Tensor
 
-from torch_ssgp import functional as F
+from torch_ssgp import functional as fn
 from torch_ssgp.exceptions import (
     ArgumentError,
     BudgetWarning,
@@ -424,13 +424,13 @@ def test_cost_of_fantasies_does_not_depend_on_the_memory(
     ours = SingleTaskStreamingGP(*data(20, m), num_inducing=8, memory_size=memory_size)
     ours.fit(num_steps=2)
     ours.update(*data(10, m), num_steps=2)
-    sizes, cholesky = [], F.cholesky
+    sizes, cholesky = [], fn.cholesky
 
     def count(K: Tensor) -> Tensor:
         sizes.append(K.size(-1))
         return cholesky(K)
 
-    monkeypatch.setattr(F, "cholesky", count)
+    monkeypatch.setattr(fn, "cholesky", count)
     q, test_X = 3, inputs(4, 5, 2)
     fantasy = ours.fantasize(inputs(5, q), sampler(4))
     fantasy.posterior(test_X)
@@ -1175,18 +1175,18 @@ def test_fit_after_restandardizing_learns_from_all_data_in_new_units() -> None:
 
 def test_rescaled_rows_say_the_same_about_the_rescaled_function() -> None:
     U, g = torch.randn(2, 4, 3).double(), torch.randn(2, 4).double()
-    past = F.PseudoObservations(U, g, torch.rand(2).double(), torch.tensor(9.0))
+    past = fn.PseudoObservations(U, g, torch.rand(2).double(), torch.tensor(9.0))
     a = torch.randn(2, 3).double()
     c, e = torch.tensor([0.5, 3.0]).double(), torch.tensor([2.0, -1.0]).double()
     for shared in (True, False):
         s = torch.tensor([0.3, 0.7]).double() if shared else torch.ones(2).double()
         new_s = c.square() * s if shared else s
 
-        def log_density(past: F.PseudoObservations, a: Tensor, s: Tensor) -> Tensor:
-            misfit = F.squared_norm(past.g - F.matvec(past.U, a)) + past.rho
+        def log_density(past: fn.PseudoObservations, a: Tensor, s: Tensor) -> Tensor:
+            misfit = fn.squared_norm(past.g - fn.matvec(past.U, a)) + past.rho
             return -0.5 * past.n * s.log() - 0.5 * misfit / s
 
-        new = F.rescale(past, c, e, shared)
+        new = fn.rescale(past, c, e, shared)
         change = log_density(new, c[:, None] * a + e[:, None], new_s)
         change = change - log_density(past, a, s)
         torch.testing.assert_close(change, -past.n * c.log())

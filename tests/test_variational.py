@@ -24,6 +24,7 @@ from torch import Tensor
 
 import oracles
 from torch_ssgp import variational
+from torch_ssgp.atomic import atomic_change
 from torch_ssgp.exceptions import (
     ArgumentError,
     DtypeError,
@@ -32,7 +33,6 @@ from torch_ssgp.exceptions import (
     ShapeError,
     StreamingGPWarning,
 )
-from torch_ssgp.rollback import all_or_nothing
 from torch_ssgp.variational import (
     IndependentMultitaskStreamingStrategy,
     LMCStreamingStrategy,
@@ -948,7 +948,7 @@ def test_a_state_can_be_loaded_whole_or_not_at_all(how: str) -> None:
         state = Model(grid(8), batch_shape=torch.Size([2])).state_dict()
     parameters = list(model.parameters())
     with pytest.raises(RuntimeError, match="loading state_dict"):
-        all_or_nothing(lambda: model.load_state_dict(state), [model])
+        atomic_change(lambda: model.load_state_dict(state), [model])
     assert_same(model, reference)
     now, before = model.state_dict(), reference.state_dict()
     assert all(torch.equal(now[name], before[name]) for name in before)

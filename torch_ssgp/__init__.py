@@ -9,6 +9,8 @@ points. Data walk through the rooms once:
 
 ===========================  ==========================================================
 ``models.py``                ``StreamingGP``, the front door
+``core.py``                  what it stands on: state, checks, caches
+``conditioning.py``          data in closed form: fantasies
 ``validation.py``            the input contract: what is refused, and how it is said
 ``memory.py``                ``Memory``: raw data and rows, of a bounded size
 ``inducing.py``              policies that choose inducing points
@@ -17,7 +19,7 @@ points. Data walk through the rooms once:
 ``functional.py``            the mathematics, as pure functions of tensors
 ``summary.py``               ``PosteriorSummary``: the posterior at inducing points
 ``prediction.py``            the posterior at test points
-``rollback.py``              change modules all at once, or not at all
+``atomic.py``                change modules all at once, or not at all
 ``likelihoods.py``           what an update asks of a likelihood
 ``multioutput.py``           several outputs as a batch of streams
 ``variational.py``           the same idea as a GPyTorch variational strategy

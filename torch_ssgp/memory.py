@@ -26,7 +26,7 @@ import torch
 from gpytorch.kernels import RBFKernel
 from torch import Tensor, nn
 
-from torch_ssgp import functional as F
+from torch_ssgp import functional as fn
 from torch_ssgp.exceptions import ShapeError, StateError
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.inducing import Candidates, GreedyInformation
@@ -304,7 +304,7 @@ class Memory(Buffers):
         past = past._replace(rho=past.rho + now.offset)
         if now.num_raw == 0:
             return past
-        return F.observe(past, now.target, noise, s, now.weight)
+        return fn.observe(past, now.target, noise, s, now.weight)
 
     @property
     def rows(self) -> Tensor:
@@ -340,7 +340,7 @@ def buffers(
     if noise is None:
         noise = torch.zeros_like(sites.target)
     values = {
-        "points": torch.cat(F.broadcast_matrices(rows.points, data.x), -2),
+        "points": torch.cat(fn.broadcast_matrices(rows.points, data.x), -2),
         "U": past.U,
         "g": past.g,
         "row_residual": past.rho,
@@ -407,7 +407,7 @@ def remember(old: Data, new: Data) -> Data:
             ]
         )
     return Data(
-        torch.cat(F.broadcast_matrices(old.x, new.x), -2),
+        torch.cat(fn.broadcast_matrices(old.x, new.x), -2),
         _joined(old.y, new.y),
         noise,
         weight,
@@ -415,7 +415,7 @@ def remember(old: Data, new: Data) -> Data:
 
 
 def _joined(u: Tensor, v: Tensor) -> Tensor:
-    return torch.cat(F.broadcast_rows(u, v), -1)
+    return torch.cat(fn.broadcast_rows(u, v), -1)
 
 
 # -- compressing ------------------------------------------------------------------

@@ -34,7 +34,7 @@ from torch_ssgp.functional import PriorBlocks
 KERNELS = threading.RLock()
 
 
-def usable(value: Tensor) -> Tensor:
+def leave_inference_mode(value: Tensor) -> Tensor:
     """A tensor that autograd may keep: those of inference mode it refuses."""
     return value.clone() if value.is_inference() else value
 

@@ -9,15 +9,15 @@ from gpytorch.distributions import MultitaskMultivariateNormal
 from torch import Tensor, nn
 
 from torch_ssgp import validation as check
+from torch_ssgp.atomic import AtomicModule
 from torch_ssgp.exceptions import ArgumentError, ShapeError, UnsupportedLikelihoodError
 from torch_ssgp.likelihoods import couples_classes
 from torch_ssgp.models import StreamingGP
-from torch_ssgp.rollback import Whole
 from torch_ssgp.update import UpdateResult
 from torch_ssgp.update.options import Callback
 
 
-class MultiOutputGP(Whole, nn.Module):
+class MultiOutputGP(AtomicModule, nn.Module):
     """Targets of shape ``n x q`` on a model with one function per output.
 
     The outputs are the last batch dimension of a :class:`StreamingGP`: each has its own

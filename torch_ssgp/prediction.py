@@ -14,7 +14,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
-from torch_ssgp import functional as F
+from torch_ssgp import functional as fn
 from torch_ssgp.exceptions import FactorizationError, breakdowns
 from torch_ssgp.functional import Posterior, PseudoObservations
 from torch_ssgp.modules import gram, inducing_gram, lazy_gram
@@ -66,8 +66,8 @@ class Predictor(NamedTuple):
         if z.size(-2) == 0:
             return cls(mean, kernel, likelihood, z, None)
         with breakdowns():
-            L = F.cholesky(inducing_gram(kernel, z, jitter).K_zz)
-        posterior = F.factorize(F.recall(past, L, mean(z)), s)
+            L = fn.cholesky(inducing_gram(kernel, z, jitter).K_zz)
+        posterior = fn.factorize(fn.recall(past, L, mean(z)), s)
         if not bool(torch.isfinite(posterior.c).all()):
             raise FactorizationError(
                 "The posterior could not be factored with the hyperparameters the "
@@ -84,7 +84,7 @@ class Predictor(NamedTuple):
                 self.mean(x_s), lazy_gram(self.kernel, x_s), x.dtype
             )
         K_bs = gram(self.kernel, self.z, x_s)
-        shift, A_s, B_s = F.predictive_terms(self.posterior, K_bs)
+        shift, A_s, B_s = fn.predictive_terms(self.posterior, K_bs)
         mean = self.mean(x_s) + shift
         covariance = lazy_gram(self.kernel, x_s) + MatmulLinearOperator(A_s.mT, B_s)
         if covariance.batch_shape != mean.shape[:-1]:

@@ -7,7 +7,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from torch_ssgp import functional as F
+from torch_ssgp import functional as fn
 from torch_ssgp.functional import Posterior, PseudoObservations
 from torch_ssgp.memory import Buffers
 
@@ -106,25 +106,25 @@ class PosteriorSummary(Buffers):
     def posterior(self) -> Posterior:
         """Factors of q(b) under the prior the summary was stored with."""
         now = copy(self)
-        return F.factorize(now._rows(), now.noise_scale)
+        return fn.factorize(now._rows(), now.noise_scale)
 
     @property
     def mean(self) -> Tensor:
         """Mean of q(b), ``(*batch, m)``."""
         now = copy(self)
-        return F.moments(now.posterior, now.prior_mean)[0]
+        return fn.moments(now.posterior, now.prior_mean)[0]
 
     @property
     def covariance(self) -> Tensor:
         """Covariance of q(b), ``(*batch, m, m)``."""
         now = copy(self)
-        return F.moments(now.posterior, now.prior_mean)[1]
+        return fn.moments(now.posterior, now.prior_mean)[1]
 
     @property
     def log_evidence(self) -> Tensor:
         """Bound on the log evidence of the data seen, ``(*batch,)``."""
         now = copy(self)
-        return F.evidence(now._rows(), now.noise_scale)
+        return fn.evidence(now._rows(), now.noise_scale)
 
-    def _rows(self) -> F.Projection:
-        return F.recall(self.pseudo_observations, self.prior_cholesky, self.prior_mean)
+    def _rows(self) -> fn.Projection:
+        return fn.recall(self.pseudo_observations, self.prior_cholesky, self.prior_mean)

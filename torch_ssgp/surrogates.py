@@ -30,13 +30,13 @@ from gpytorch.models import GP
 from linear_operator import to_linear_operator
 from torch import Tensor, nn
 
-from torch_ssgp import functional as F
+from torch_ssgp import functional as fn
+from torch_ssgp.atomic import AtomicModule, atomic_change
 from torch_ssgp.exceptions import MissingDependencyError
 from torch_ssgp.inducing import GreedyInformation, InducingPolicy
 from torch_ssgp.memory import Memory
 from torch_ssgp.models import StreamingGP
-from torch_ssgp.modules import inducing_gram, usable
-from torch_ssgp.rollback import Whole, all_or_nothing
+from torch_ssgp.modules import inducing_gram, leave_inference_mode
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update import UpdateOptions, UpdateResult
 from torch_ssgp.update.options import Callback
@@ -99,7 +99,7 @@ FIT_OPTIONS = (
 )
 
 
-class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
+class SingleTaskStreamingGP(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
     r"""A single-task BoTorch model that learns from evaluations as they arrive.
 
     It starts from the data of its constructor and takes more by :meth:`update`. While
@@ -238,11 +238,11 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         Under these nothing is compressed, nor is there a loss to warn of.
         """
         core = self.model
-        memory_size, warned = core.memory_size, core._warned
+        memory_size, warned = core.memory_size, core.warned
         core.memory_size = max(memory_size, core.num_inducing + 1, X.size(-2))
-        core._warned = frozenset({"points", "memory"})
+        core.warned = frozenset({"points", "memory"})
         self._absorb(X, Y, Yvar, UpdateOptions(num_steps=0))
-        core.memory_size, core._warned = memory_size, warned
+        core.memory_size, core.warned = memory_size, warned
 
     # -- what BoTorch asks of a model -----------------------------------------------
 
@@ -375,7 +375,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
             callback=callback,
         )
         self._check_new_data(X, Y, Yvar)
-        with self.model._turn():
+        with self.model.locks.turn(self.model.device):
             work = self._working_copy()
             if restandardize:
                 moments = work._moments_with(Y, forget)
@@ -427,14 +427,14 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
             progress=progress,
             callback=callback,
         )
-        with self.model._turn():
+        with self.model.locks.turn(self.model.device):
             work = self._working_copy()
             result = work._learn_again(options)
             self._become(work)
         return result
 
     def _learn_again(self, options: UpdateOptions) -> UpdateResult:
-        return self.model._update(self.model._no_data(), options)
+        return self.model.learn_from(self.model.no_data(), options)
 
     def custom_fit(
         self,
@@ -492,7 +492,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
             means: ``batch_shape x 1 x m``; the mean of all outcomes seen by default.
             stdvs: ``batch_shape x 1 x m``; their standard deviation by default.
         """
-        with self.model._turn():
+        with self.model.locks.turn(self.model.device):
             work = self._working_copy()
             seen = _standardization(
                 self.num_targets, self.target_mean, self.target_squares
@@ -524,11 +524,11 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
             # transforms, so that readers see all of them or none.
             for mine, copied in zip(self.modules(), work.modules(), strict=True):
                 mine.__dict__["_buffers"] = copied._buffers
-            self.model._warned = work.model._warned
+            self.model.warned = work.model.warned
             self._sync_noise()
 
-        with self.model._lock:
-            all_or_nothing(change, [self])
+        with self.model.locks.commit:
+            atomic_change(change, [self])
 
     def _absorb(
         self, X: Tensor, Y: Tensor, Yvar: Tensor | None, options: UpdateOptions
@@ -539,8 +539,8 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
                 "The noise variances are missing, but the model has known noise; pass "
                 f"them for Y, of shape {tuple(Y.shape)}."
             )
-        X, Y = usable(X.detach()), usable(Y.detach())
-        Yvar = None if Yvar is None else usable(Yvar.detach())
+        X, Y = leave_inference_mode(X.detach()), leave_inference_mode(Y.detach())
+        Yvar = None if Yvar is None else leave_inference_mode(Yvar.detach())
         moments = self._moments_with(Y, options.forget)
         with torch.no_grad():
             X = self._training_inputs(X)
@@ -548,7 +548,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
                 Y, Yvar = self.outcome_transform(Y, Yvar, X=X)
         x, y, noise = self._to_core(X, Y, Yvar)
         core = self.model
-        result = core._update(core._check_data(x, y, noise), options)
+        result = core.learn_from(core.check_data(x, y, noise), options)
         if noise is not None and self._has_fixed_noise:
             weight = y.size(-1) / moments[0]
             average = noise.mean(-1, keepdim=True)
@@ -689,12 +689,12 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         self._check_inputs(X)
         self.eval()
         X = self.transform_inputs(X)
-        with self.model._lock:  # of one posterior, while an update may be under way
-            predictor = self.model._current_predictor()
+        with self.model.locks.commit:  # of one posterior
+            predictor = self.model.predictor()
             variances = self._noise_variances(observation_noise)
             transform = copy(getattr(self, "outcome_transform", None))
         x = X.unsqueeze(-3) if self._num_outputs > 1 else X
-        mvn = predictor(self.model._check_inputs(x, "x", self.model.batch_shape))
+        mvn = predictor(self.model.check_inputs(x, "x", self.model.batch_shape))
         mvn = _dense(mvn, always=self._num_outputs > 1)
         if variances is not None:
             mvn = _with_noise(mvn, variances)
@@ -774,7 +774,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         _check_finite(Y.detach(), "Y")
         self.eval()
         X = self.transform_inputs(X)
-        with self.model._lock:
+        with self.model.locks.commit:
             if hasattr(self, "outcome_transform"):
                 Y, _ = self.outcome_transform(Y, X=X)
             return self._condition(X, Y, noise, add_inducing_points)
@@ -805,7 +805,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         def outputs_last(value: Tensor) -> Tensor:
             return value.mT if self._num_outputs > 1 else value.unsqueeze(-1)
 
-        with self.model._lock:
+        with self.model.locks.commit:
             return self._condition(
                 self.transform_inputs(X),
                 outputs_last(targets),
@@ -859,7 +859,7 @@ class SingleTaskStreamingGP(Whole, GPyTorchModel, GP, FantasizeMixin):
         Args:
             idcs: The outputs to keep.
         """
-        with self.model._lock:
+        with self.model.locks.commit:
             return self._subset_output(self._output_indices(idcs))
 
     def _subset_output(self, chosen: list[int]) -> SingleTaskStreamingGP:
@@ -990,8 +990,8 @@ def _standardization(
 ) -> tuple[Tensor, Tensor]:
     """The constants that ``Standardize`` would learn from all outcomes seen."""
     stdvs = (squares / (count - 1).clamp_min(1)).sqrt()
-    usable = (stdvs >= 1e-8) & (count > 1)
-    return mean, torch.where(usable, stdvs, torch.ones_like(stdvs))
+    is_large = (stdvs >= 1e-8) & (count > 1)
+    return mean, torch.where(is_large, stdvs, torch.ones_like(stdvs))
 
 
 # -- outputs ------------------------------------------------------------------------
@@ -1037,7 +1037,7 @@ def _select_outputs(
     core: StreamingGP, parameter_batch: torch.Size, chosen: list[int], m: int
 ) -> StreamingGP:
     """A streaming model of some of the processes in the last batch dimension."""
-    new = core._copy()
+    new = core.bare_copy()
     for module in (new.mean_module, new.covar_module, new.likelihood, new.start):
         _select_parameters(module, parameter_batch, chosen)
     tail = (len(chosen),) if len(chosen) > 1 else ()
@@ -1067,7 +1067,7 @@ def _select_parameters(module: nn.Module, batch: torch.Size, chosen: list[int]) 
 
 def _repeated(core: StreamingGP, batch: torch.Size) -> StreamingGP:
     """A copy for more fantasies, none of which observed anything."""
-    new, summary = core._copy(), core.summary
+    new, summary = core.bare_copy(), core.summary
     new.batch_shape = batch
     new.summary, new.memory = copy(summary), copy(core.memory)
     new.summary.replace(g=summary.g.expand(*batch, -1))
@@ -1128,16 +1128,16 @@ def _rescaled_summary(
         return summary
     past, shared = summary.pseudo_observations, bool(summary.shared_noise)
     dtype, z = past.g.dtype, summary.inducing_points
-    kernel, mean, likelihood = core._frozen_modules(dtype)
-    past = F.rescale(past, scale.to(dtype), shift.to(dtype), shared)
+    kernel, mean, likelihood = core.frozen_modules(dtype)
+    past = fn.rescale(past, scale.to(dtype), shift.to(dtype), shared)
     new = copy(summary)
     new.replace(
         U=past.U,
         g=past.g,
         residual=past.rho,
         prior_mean=mean(z),
-        prior_cholesky=F.cholesky(inducing_gram(kernel, z, core._jitter(dtype)).K_zz),
-        noise_scale=core._noise_scale(likelihood, past.g, shared),
+        prior_cholesky=fn.cholesky(inducing_gram(kernel, z, core.jitter(dtype)).K_zz),
+        noise_scale=core.noise_scale(likelihood, past.g, shared),
     )
     return new
 
@@ -1146,7 +1146,7 @@ def _rescaled_memory(memory: Memory, scale: Tensor, shift: Tensor) -> Memory:
     """The memory in other units: raw targets too, and what is known of their noise."""
     new, dtype = copy(memory), memory.g.dtype
     scale, shift = scale.to(dtype), shift.to(dtype)
-    past = F.rescale(memory.compressed.past, scale, shift, bool(memory.shared_noise))
+    past = fn.rescale(memory.compressed.past, scale, shift, bool(memory.shared_noise))
     scale, shift = scale.unsqueeze(-1), shift.unsqueeze(-1)
     new.replace(
         U=past.U,
@@ -1173,7 +1173,7 @@ def _draw_prior_paths(
 
     Of frozen copies of the modules: paths stay what they are when the model learns.
     """
-    kernel, mean, _ = model.model._frozen_modules(model.model.dtype)
+    kernel, mean, _ = model.model.frozen_modules(model.model.dtype)
     features = gen_kernel_features(
         kernel=kernel,
         num_inputs=model.inducing_points.size(-1),
@@ -1205,14 +1205,14 @@ def _draw_update_paths(
     in predictions: the weights are :math:`L^{-\top} D^{-1} A e / s`.
     """
     core = model.model
-    predictor = core._current_predictor()
+    predictor = core.predictor()
     z, posterior = predictor.z, predictor.posterior
     assert posterior is not None  # there are data from the constructor on
     U, g = core.summary.U, core.summary.g
     shared = bool(core.summary.shared_noise)
-    s = core._noise_scale(core.likelihood, g, shared).detach().to(g.dtype)
+    s = core.noise_scale(core.likelihood, g, shared).detach().to(g.dtype)
     f = sample_values.to(g.dtype)
-    error = g - F.matvec(U, f)
+    error = g - fn.matvec(U, f)
     error = error - s.sqrt().unsqueeze(-1) * torch.randn_like(error)
     L, L_D = posterior.L, posterior.L_D
     Ae = L.mT @ (U.mT @ error.unsqueeze(-1)) / s[..., None, None]
@@ -1220,7 +1220,7 @@ def _draw_update_paths(
     weight = torch.linalg.solve_triangular(L.mT, v, upper=True).squeeze(-1)
     return GeneralizedLinearPath(
         feature_map=KernelEvaluationMap(
-            kernel=core._frozen_modules(core.dtype)[0],
+            kernel=core.frozen_modules(core.dtype)[0],
             points=z.to(sample_values.dtype),
             input_transform=get_input_transform(model),
         ),
@@ -1237,7 +1237,7 @@ def _draw_posterior_paths(
     update_strategy: Callable,
 ) -> MatheronPath:
     """Paths of the posterior: a path of the prior, and what the data change."""
-    with model.model._lock:  # both of one posterior
+    with model.model.locks.commit:  # both of one posterior
         z = model.inducing_points.to(model.model.dtype)
         prior = prior_sampler(model=model, sample_shape=sample_shape)
         # The sum of both is what has the units of the outcomes.

@@ -57,6 +57,7 @@ from torch.optim import LBFGS, Optimizer
 
 from torch_ssgp import settings
 from torch_ssgp import validation as check
+from torch_ssgp.atomic import atomic_change
 from torch_ssgp.exceptions import (
     ArgumentError,
     FactorizationError,
@@ -65,7 +66,6 @@ from torch_ssgp.exceptions import (
     StreamingGPWarning,
 )
 from torch_ssgp.functional import matvec, solve_lower, squared_norm
-from torch_ssgp.rollback import all_or_nothing
 
 # A whitened variance below this is taken as this: a standard deviation of 1e-6 of the
 # prior's, the least that float64 algebra can still tell from certainty.
@@ -332,7 +332,7 @@ class StreamingVariationalStrategy(VariationalStrategy):
 
     A state with another number of inducing points loads. If ``load_state_dict`` of the
     model raises, torch has loaded what fits; whole or not at all it loads by
-    ``rollback.all_or_nothing(lambda: model.load_state_dict(state), [model])``.
+    ``atomic.atomic_change(lambda: model.load_state_dict(state), [model])``.
 
     Args:
         model: The model this strategy belongs to.
@@ -543,7 +543,7 @@ class StreamingVariationalStrategy(VariationalStrategy):
                 q.num_inducing_points = z_c.size(-2)
             self._clear_cache()
 
-        all_or_nothing(change, [self], optimizers)
+        atomic_change(change, [self], optimizers)
         return AbsorbResult(past.num_clipped, information)
 
     def _check_inducing_points(self, z_c: Tensor | None) -> Tensor | None:

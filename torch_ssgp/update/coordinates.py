@@ -11,7 +11,7 @@ from gpytorch.means import ConstantMean
 from gpytorch.module import Module
 from torch import Tensor, nn
 
-from torch_ssgp import functional as F
+from torch_ssgp import functional as fn
 from torch_ssgp.update.initialization import fit_shape
 from torch_ssgp.update.objective import Objective
 
@@ -118,7 +118,7 @@ def _is_positive(constraint: Interval | None) -> bool:
 
 def _extent(objective: Objective) -> Tensor:
     """Largest extent of data and memory, ``()``; one where they are at one place."""
-    points = torch.cat(F.broadcast_matrices(objective.z_a, objective.data.x), -2)
+    points = torch.cat(fn.broadcast_matrices(objective.z_a, objective.data.x), -2)
     extent = (points.amax(-2) - points.amin(-2)).max()
     return torch.where(extent > 0, extent, 1)
 

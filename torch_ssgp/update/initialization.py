@@ -17,7 +17,7 @@ from gpytorch.means import ConstantMean, Mean
 from gpytorch.module import Module
 from torch import Tensor, nn
 
-from torch_ssgp import functional as F
+from torch_ssgp import functional as fn
 from torch_ssgp.exceptions import breakdowns
 from torch_ssgp.inducing import evenly
 from torch_ssgp.modules import inducing_gram
@@ -113,9 +113,9 @@ def _search(
 
 def _log_density(r: Tensor, K: Tensor, noise: Tensor) -> Tensor:
     """log N(r; 0, K + noise), up to a constant."""
-    L = F.cholesky(K + torch.diag_embed(noise.expand(r.shape)))
-    white = F.solve_lower(L, r.unsqueeze(-1)).squeeze(-1)
-    return -0.5 * (F.squared_norm(white) + F.log_det(L))
+    L = fn.cholesky(K + torch.diag_embed(noise.expand(r.shape)))
+    white = fn.solve_lower(L, r.unsqueeze(-1)).squeeze(-1)
+    return -0.5 * (fn.squared_norm(white) + fn.log_det(L))
 
 
 def _is_scalar(noise: object) -> bool:

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torch_ssgp import functional as F
+from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
 from torch_ssgp import validation as check
 from torch_ssgp.exceptions import Breakdown, FactorizationError, breakdowns
@@ -356,9 +356,9 @@ class Update:
             data = objective.as_gaussian(prior, freeze=compresses)
             rows, s = objective.project(prior, data)
         loss = rows.loss / (2 * s)
-        rows = F.compress(rows)
-        bound = F.evidence(rows, s)
-        past = F.absorb(rows, prior.m_b)
+        rows = fn.compress(rows)
+        bound = fn.evidence(rows, s)
+        past = fn.absorb(rows, prior.m_b)
         _check_finite(bound, *past)
         memory_loss = torch.zeros_like(loss)
         kept, raw = Rows(objective.z_a, objective.past), objective.data
@@ -432,7 +432,7 @@ class Update:
             )
         prior = objective.final_prior(points, num_inducing=fixed)
         rows, s = objective.project(prior, data)
-        past = F.absorb(F.compress(rows), prior.m_b)
+        past = fn.absorb(fn.compress(rows), prior.m_b)
         _check_finite(*past)
         return Rows(points, past), rows.loss / (2 * s)
 
@@ -477,7 +477,7 @@ def recall(
     weight = power * prepared(memory.weight)
     if bool(memory.shared_noise) and not shared_noise:
         sigma2 = prepared(known.frozen.likelihood.noise)
-        past = F.to_sites(past, sigma2.squeeze(-1).expand(batch))
+        past = fn.to_sites(past, sigma2.squeeze(-1).expand(batch))
         known_noise = torch.where(known_noise == 0, sigma2, known_noise)
     z_a = prepared(z_a)
     z_a = z_a.expand(*new.x.shape[:-2], *z_a.shape[-2:])

@@ -11,7 +11,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.means import Mean
 from torch import Tensor, nn
 
-from torch_ssgp import functional as F
+from torch_ssgp import functional as fn
 from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
 from torch_ssgp.memory import Data, GaussianData, Memory
@@ -165,7 +165,7 @@ class Objective(nn.Module, ABC):
         if num_inducing is not None:
             same[..., num_inducing:, : self.data.x.size(-2)] = False
         prior = self._blocks(z, same)
-        return prior._replace(L_aa=F.cholesky(prior.K_aa))
+        return prior._replace(L_aa=fn.cholesky(prior.K_aa))
 
     def _blocks(self, z: Tensor, same: Tensor) -> PriorBlocks:
         return prior_blocks(
@@ -178,7 +178,7 @@ class Objective(nn.Module, ABC):
         """Rows of the regression on the points of ``prior``, and their noise scale."""
         _, s = self.noises()
         past = self.past._replace(rho=self.past.rho + data.offset)
-        rows = F.project(
+        rows = fn.project(
             prior, past, data.target, data.noise, s, self.alpha, self.data.weight
         )
         return rows, s
@@ -230,8 +230,8 @@ class GaussianObjective(Objective):
         x, y = self.data.x, self.data.y
         if self.z_a.size(-2):
             z, a = known_values(self.z_a, self.past)
-            x = torch.cat(F.broadcast_matrices(z, x), -2)
-            y = torch.cat(F.broadcast_rows(a, y), -1)
+            x = torch.cat(fn.broadcast_matrices(z, x), -2)
+            y = torch.cat(fn.broadcast_rows(a, y), -1)
         initialize_from_data(*self.modules_of_prior, x, y)
 
     def noises(self) -> tuple[Tensor, Tensor]:
@@ -267,7 +267,7 @@ class GaussianObjective(Objective):
         rows, s = self.project(self.prior(), self.as_gaussian())
         if self.loss_before is None:
             self.loss_before = (rows.loss / (2 * s)).detach()
-        bound = F.evidence(rows, s)
+        bound = fn.evidence(rows, s)
         return bound + self.log_prior(), bound
 
     @torch.no_grad()

@@ -36,7 +36,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_ssgp import functional as F
+from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
 from torch_ssgp.exceptions import breakdowns
 from torch_ssgp.functional import PriorBlocks, PseudoObservations
@@ -47,9 +47,9 @@ from torch_ssgp.update.objective import Objective
 
 # A site's pseudo-target lies at most this many prior standard deviations from the mean
 # it was made at: beyond, the site is linear for all purposes, and no row can be.
-REACH = 1e3
+MAX_DISTANCE = 1e3
 MIN_PRECISION = 1e-30  # of a site that says nothing
-MEMORY = 2.0  # standard deviations that sites of classes must bear, see `lasting`
+SECANT_LENGTH = 2.0  # standard deviations, see `secant_sites`
 TOLERANCE = 1e-8  # of natural gradients, in units of the prior
 MAX_ITERATIONS = 200
 ROUND = 10  # steps of L-BFGS between two E-phases
@@ -140,7 +140,7 @@ def basis(prior: PriorBlocks, past: PseudoObservations) -> Basis:
     Returns:
         The coordinates of data and past.
     """
-    white = F.whiten(prior, past)
+    white = fn.whiten(prior, past)
     return Basis(
         A_f=white.A_f,
         k_f=prior.k_ff,
@@ -148,8 +148,8 @@ def basis(prior: PriorBlocks, past: PseudoObservations) -> Basis:
         m_f=prior.m_f,
         G=white.G,
         r_a=white.r_a,
-        lost_a=white.seen - F.squared_norm(white.G, (-2, -1)),
-        rest=past.rho + past.n * F.LOG_2PI,
+        lost_a=white.seen - fn.squared_norm(white.G, (-2, -1)),
+        rest=past.rho + past.n * fn.LOG_2PI,
     )
 
 
@@ -170,26 +170,26 @@ def marginals(basis: Basis, sites: Sites) -> Marginals:
     Returns:
         Means, variances and cost of q.
     """
-    A_f, G = F.broadcast_matrices(basis.A_f, basis.G)
+    A_f, G = fn.broadcast_matrices(basis.A_f, basis.G)
     eye = torch.eye(A_f.size(-2), dtype=A_f.dtype, device=A_f.device)
     weighted = A_f * sites.precision.unsqueeze(-2)
-    L_D = F.cholesky(eye + weighted @ A_f.mT + G @ G.mT)
-    shift = F.matvec(A_f, sites.linear - sites.precision * basis.m_f)
-    h = (shift + F.matvec(G, basis.r_a)).unsqueeze(-1)
-    solved = F.solve_lower(L_D, torch.cat(F.broadcast_matrices(A_f, h), -1))
+    L_D = fn.cholesky(eye + weighted @ A_f.mT + G @ G.mT)
+    shift = fn.matvec(A_f, sites.linear - sites.precision * basis.m_f)
+    h = (shift + fn.matvec(G, basis.r_a)).unsqueeze(-1)
+    solved = fn.solve_lower(L_D, torch.cat(fn.broadcast_matrices(A_f, h), -1))
     B_f, c = solved[..., :-1], solved[..., -1:]
     mu = torch.linalg.solve_triangular(L_D.mT, c, upper=True).squeeze(-1)
-    explained = F.squared_norm(B_f, -2)
+    explained = fn.squared_norm(B_f, -2)
     cost = (
-        F.log_det(L_D)
-        + F.squared_norm(mu)
+        fn.log_det(L_D)
+        + fn.squared_norm(mu)
         - (sites.precision * explained).sum(-1)
-        + F.squared_norm(basis.r_a - F.matvec(G.mT, mu))
+        + fn.squared_norm(basis.r_a - fn.matvec(G.mT, mu))
         + basis.lost_a
         + basis.rest
     )
     return Marginals(
-        mean=basis.m_f + F.matvec(A_f.mT, mu),
+        mean=basis.m_f + fn.matvec(A_f.mT, mu),
         variance=(basis.lost_f + explained).clamp_min(likelihoods.MIN_VARIANCE),
         cost=0.5 * cost,
     )
@@ -388,7 +388,7 @@ class SiteObjective(Objective):
         self.sites = now.sites
         return torch.stack(trace)
 
-    def lasting(self, basis: Basis, sites: Sites) -> Sites:
+    def secant_sites(self, basis: Basis, sites: Sites) -> Sites:
         r"""Sites that still hold when later data move the function.
 
         A datum that q explains well has a site of nearly no precision: no later
@@ -398,7 +398,8 @@ class SiteObjective(Objective):
         .. math:: \beta_i = \frac{g_i(m_i - d_i) - g_i(m_i)}{d_i}, \quad
             g_i = \partial_{m_i} E_q \log p(y_i \mid f_i),
 
-        over a move :math:`d_i` back towards the prior mean, by at most ``MEMORY``
+        over a move :math:`d_i` back towards the prior mean, by at most
+        ``SECANT_LENGTH``
         standard deviations of q. Slopes at :math:`m_i` stay, hence so does the mean
         of q.
 
@@ -411,7 +412,7 @@ class SiteObjective(Objective):
         """
         q = marginals(basis, sites)
         back = basis.m_f - q.mean
-        limit = MEMORY * q.variance.sqrt()
+        limit = SECANT_LENGTH * q.variance.sqrt()
         move = torch.maximum(torch.minimum(back, limit), -limit)
         far = move.abs() > 1e-3 * basis.k_f.sqrt()
         now = self._slope(q.mean, q.variance)
@@ -492,11 +493,11 @@ class SiteObjective(Objective):
         assert self.sites is not None
         sites = self.sites
         if freeze and self.coupled:
-            sites = self.lasting(rows, sites)
+            sites = self.secant_sites(rows, sites)
         bound = self.evaluate(rows, sites).bound
         nothing = torch.zeros_like(self.past.rho)
         data = GaussianData(sites.target, self._noise(sites), nothing)
-        excess = F.evidence(*self.project(prior, data)) - bound
+        excess = fn.evidence(*self.project(prior, data)) - bound
         return data._replace(offset=2 * excess)
 
 
@@ -517,7 +518,7 @@ def natural_gradient(basis: Basis, q: Marginals, log_prob: Tensor) -> Sites:
     k_f = basis.k_f.detach()
     # Where a likelihood curves upwards its magnitude takes the place of a negative
     # precision: for heavy tails that is the weight of reweighted least squares.
-    floor = slope.abs() / (REACH * k_f.sqrt()) + 1e-12 / k_f
+    floor = slope.abs() / (MAX_DISTANCE * k_f.sqrt()) + 1e-12 / k_f
     precision = (-2 * curve).abs().maximum(floor)
     return Sites(slope + precision * q.mean.detach(), precision)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any, TypeVar
@@ -11,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torch_ssgp.exceptions import ArgumentError
+
 Result = TypeVar("Result")
 
 
-def all_or_nothing(
+def atomic_change(
     change: Callable[[], Result],
     modules: Iterable[nn.Module],
     optimizers: Iterable[Optimizer] = (),
@@ -40,11 +44,54 @@ def all_or_nothing(
         raise
 
 
-class Whole:
+class Locks:
+    """Who may change a model, and who may look at it.
+
+    Attributes:
+        commit: Held for a moment: to change a model, or to look at all of it.
+    """
+
+    def __init__(self) -> None:
+        self.commit = threading.RLock()
+        self._writing = threading.Lock()  # held by an update, all along
+        self._writer: int | None = None  # the thread that holds it
+
+    @contextmanager
+    def turn(self, device: torch.device) -> Iterator[None]:
+        """Wait for others that change the model: each begins where another ended.
+
+        Whatever the mode of the caller, gradients can be taken in there. If it fails,
+        torch's random numbers are as if it had not begun.
+
+        Args:
+            device: Device of the model.
+        """
+        if self._writing.locked() and self._writer == threading.get_ident():
+            raise ArgumentError(
+                "The model is in the middle of an update, at whose end this change "
+                "would be lost. Do it after the update and not in its callback, or to "
+                "a copy: copy.deepcopy(model)."
+            )
+        with self._writing, torch.inference_mode(False):
+            on_host = torch.get_rng_state()
+            on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+            try:
+                self._writer = threading.get_ident()
+                yield
+            except BaseException:
+                torch.set_rng_state(on_host)
+                if on_gpu is not None:
+                    torch.cuda.set_rng_state(on_gpu, device)
+                raise
+            finally:
+                self._writer = None
+
+
+class AtomicModule:
     """A module that other threads see before a change or after it, never halfway."""
 
     @property
-    def _core(self: Any) -> Any:
+    def core(self: Any) -> Any:
         """The streaming model in it, which has the locks."""
         return self.model
 
@@ -64,7 +111,7 @@ class Whole:
             prefix: As there.
             keep_vars: Whether to return parameters and buffers themselves.
         """
-        with self._core._lock:
+        with self.core.locks.commit:
             state = nn.Module.state_dict(
                 self, *args, destination=destination, prefix=prefix, keep_vars=keep_vars
             )
@@ -87,13 +134,13 @@ class Whole:
             assign: Whether to take the tensors themselves, not their values.
         """
         load = partial(nn.Module.load_state_dict, self, state_dict, strict, assign)
-        with self._core._turn(), self._core._lock:
-            return all_or_nothing(load, (self,))
+        with self.core.locks.turn(self.core.device), self.core.locks.commit:
+            return atomic_change(load, (self,))
 
     @torch.inference_mode(False)
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
         """As Python does it, while nobody changes the module."""
-        with self._core._lock:
+        with self.core.locks.commit:
             new = memo[id(self)] = object.__new__(type(self))
             new.__setstate__(deepcopy(self.__getstate__(), memo))
             return new
