@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import gpytorch
 import pytest
@@ -14,13 +12,10 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.testing import assert_close
 
-ROOT = Path(__file__).resolve().parent
-if str(ROOT.parent / "scripts") not in sys.path:  # scripts is not a package
-    sys.path.insert(0, str(ROOT.parent / "scripts"))
-
-import baselines  # noqa: E402
-import oracles  # noqa: E402
-from baselines import (  # noqa: E402
+import oracles
+from torch_ssgp import StreamingGP
+from workbench import baselines
+from workbench.baselines import (
     SVI,
     BatchSGPR,
     Method,
@@ -30,7 +25,6 @@ from baselines import (  # noqa: E402
     WindowedSGPR,
     normal_scores,
 )
-from torch_ssgp import StreamingGP  # noqa: E402
 
 NOISE = 0.1
 

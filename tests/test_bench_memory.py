@@ -13,12 +13,11 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-import bench_memory
-import benchmark
 import oracles
-import streams
-from baselines import new_kernel
-from bench_memory import (
+from torch_ssgp import StreamingGP, settings
+from workbench import bench_memory, benchmark, streams
+from workbench.baselines import new_kernel
+from workbench.bench_memory import (
     BATCH,
     DEFAULT,
     FLOOR,
@@ -30,8 +29,7 @@ from bench_memory import (
     Row,
     Snapshot,
 )
-from streams import Stream
-from torch_ssgp import StreamingGP, settings
+from workbench.streams import Stream
 
 
 def row(

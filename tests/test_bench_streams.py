@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import bench_streams as bench
-import benchmark
-from bench_streams import BATCH, EXACT, STREAM, Key, Row, Small
+from workbench import bench_streams as bench
+from workbench import benchmark
+from workbench.bench_streams import BATCH, EXACT, STREAM, Key, Row, Small
 
 
 def row(name: str, case: str, method: str, seed: int = 0, **others: object) -> Row:

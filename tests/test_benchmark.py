@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import bench_policies
-import benchmark
-import common
-from bench_policies import BATCH, DEFAULT, NEAR, Row
+from workbench import bench_policies, benchmark, common
+from workbench.bench_policies import BATCH, DEFAULT, NEAR, Row
 
 PAGE = benchmark.DOCS / "benchmarks.md"
 

@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-import experiments
-import figures
-import reproduce
-import reproduction_page
-import streams
-import verdicts
-from experiments import EXPERIMENTS, Row, Settings, conditions
-from results import Results
-from verdicts import Setting
+from workbench import (
+    experiments,
+    figures,
+    reproduce,
+    reproduction_page,
+    streams,
+    verdicts,
+)
+from workbench.experiments import EXPERIMENTS, Row, Settings, conditions
+from workbench.results import Results
+from workbench.verdicts import Setting
 
 ROOT = Path(__file__).resolve().parents[1]
 PNG = b"\x89PNG\r\n\x1a\n"

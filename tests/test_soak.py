@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import soak
+from workbench import soak
 
 
 @pytest.fixture(scope="module")

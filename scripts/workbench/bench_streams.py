@@ -55,11 +55,10 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor, nn
 from tqdm import tqdm
 
-import likelihoods
-import streams
-from baselines import new_kernel, small_budget
-from common import markdown, positive
 from torch_ssgp import StreamingGP
+from workbench import likelihoods, streams
+from workbench.baselines import new_kernel, small_budget
+from workbench.common import markdown, positive
 
 STREAM, BATCH, EXACT = METHODS = ("stream", "batch", "exact")
 BATCH_STEPS = 300  # of Adam, and of L-BFGS
@@ -948,7 +947,3 @@ def main(arguments: list[str] | None = None) -> None:
     head = header(chosen.memory_size, chosen.threads)
     text = sections(run(chosen.out, head, jobs, chosen.again))
     print(*(text[name] for name in names), sep="\n\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from common import write_json
-from experiments import EXPERIMENTS, SPENDERS, Cell, Row, Settings, conditions
+from workbench.common import write_json
+from workbench.experiments import EXPERIMENTS, SPENDERS, Cell, Row, Settings, conditions
 
 
 class Results:

@@ -42,12 +42,18 @@ from scipy.optimize import minimize
 from torch import Tensor
 from tqdm import tqdm
 
-import streams
-from baselines import CHUNK, BatchSGPR, new_kernel, normal_scores, small_budget
-from common import listed, markdown, positive
-from streams import Stream
 from torch_ssgp import StreamingGP, settings
-from verdicts import Gap, gap
+from workbench import streams
+from workbench.baselines import (
+    CHUNK,
+    BatchSGPR,
+    new_kernel,
+    normal_scores,
+    small_budget,
+)
+from workbench.common import listed, markdown, positive
+from workbench.streams import Stream
+from workbench.verdicts import Gap, gap
 
 BATCH, DEFAULT, STORAGE = "batch SGPR", "default", "no memory, same storage"
 PLATEAU = 1e-4  # nats per datum that 100 evaluations of the bound must gain
@@ -912,7 +918,3 @@ def main(arguments: list[str] | None = None) -> None:
             chosen.again,
         )
     print("\n\n".join(text for text in sections(rows).values() if text))
-
-
-if __name__ == "__main__":
-    main()

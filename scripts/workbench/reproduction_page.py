@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-import experiments
-import figures
-from common import listed, markdown, wrapped
-from experiments import EXPERIMENTS, Row, Settings
-from results import Results
-from verdicts import (
+from workbench import experiments, figures
+from workbench.common import listed, markdown, wrapped
+from workbench.experiments import EXPERIMENTS, Row, Settings
+from workbench.results import Results
+from workbench.verdicts import (
     ALIKE,
     BATCH,
     CLOSE,

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments import Row
 from torch_ssgp.plotting import require_pyplot
-from verdicts import (
+from workbench.experiments import Row
+from workbench.verdicts import (
     BATCH,
     OURS,
     SVI,

@@ -22,8 +22,9 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.means import ZeroMean
 from torch import Tensor
 
-import streams
-from baselines import (
+from torch_ssgp import StreamingGP
+from workbench import streams
+from workbench.baselines import (
     SVI,
     BatchSGPR,
     Method,
@@ -34,10 +35,9 @@ from baselines import (
     normal_scores,
     small_budget,
 )
-from common import peak_mib, reset_peak, resident_mib
-from likelihoods import binary_model
-from streams import Stream
-from torch_ssgp import StreamingGP
+from workbench.common import peak_mib, reset_peak, resident_mib
+from workbench.likelihoods import binary_model
+from workbench.streams import Stream
 
 Row = dict[str, Any]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments import Row
+from workbench.experiments import Row
 
 Cells = dict[str, Row]
 

@@ -24,10 +24,6 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-import streams
-from baselines import BatchSGPR, new_kernel, normal_scores, small_budget
-from common import listed, markdown, write_json
-from streams import Stream
 from torch_ssgp import (
     AdaptiveBudget,
     GreedyInformation,
@@ -37,7 +33,11 @@ from torch_ssgp import (
     RandomReplace,
     StreamingGP,
 )
-from verdicts import MARGIN, RATIO, Gap, gap
+from workbench import streams
+from workbench.baselines import BatchSGPR, new_kernel, normal_scores, small_budget
+from workbench.common import listed, markdown, write_json
+from workbench.streams import Stream
+from workbench.verdicts import MARGIN, RATIO, Gap, gap
 
 DEFAULT, BATCH = "AdaptiveBudget (default)", "batch SGPR"
 GREEDY = (DEFAULT, "GreedyInformation", "GreedyVariance")
@@ -461,7 +461,3 @@ def main(arguments: list[str] | None = None) -> None:
         chosen.policies,
     )
     print(markdown(table(rows)), markdown(ranking(table(rows))), sep="\n\n")
-
-
-if __name__ == "__main__":
-    main()

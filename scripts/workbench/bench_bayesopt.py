@@ -49,10 +49,11 @@ from botorch.utils.sampling import draw_sobol_samples
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from common import markdown, positive
 from torch_ssgp.surrogates import SingleTaskStreamingGP
+from workbench.common import markdown, positive
 
 Row = dict[str, Any]
+SCRIPTS = Path(__file__).resolve().parents[1]
 # What makes the name of a row: those of these columns that it has.
 NAMES = ("table", "problem", "method", "seed", "what", "fantasies")
 STREAMING, EXACT, RANDOM = "streaming", "exact", "random"
@@ -477,8 +478,12 @@ class Worker:
 
     def __init__(self, path: Path, num_inducing: int) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", str(num_inducing)],
-            env={**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"},
+            [sys.executable, "-m", __name__, "--serve", str(num_inducing)],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(path), str(SCRIPTS)]),
+                "OMP_NUM_THREADS": "1",
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -528,12 +533,11 @@ def versions(
         rounds: Pairs of processes, one after the other.
         repeats: Of every job, in each.
     """
-    here = Path(__file__).resolve().parents[1]
     rows = []
     for num_inducing in sizes:
         best: dict[str, list[float]] = {}
         for _ in range(rounds):
-            with workers([here, old], num_inducing) as pair:
+            with workers([SCRIPTS.parent, old], num_inducing) as pair:
                 for name, _ in itertools.product(pair[0].names, range(repeats)):
                     seconds = [worker.seconds(name) for worker in pair]
                     known = best.get(name, seconds)
