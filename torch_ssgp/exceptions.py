@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import torch
 from linear_operator.utils.errors import NanError, NotPSDError
@@ -35,6 +38,10 @@ class NonFiniteError(InputError):
 
 class ArgumentError(InputError):
     """An option outside its range."""
+
+
+class UnknownOptionError(ArgumentError, TypeError):
+    """A keyword that is not the name of an option."""
 
 
 class SupportError(InputError):
@@ -71,6 +78,31 @@ class NumericalWarning(StreamingGPWarning):
 
 class BudgetWarning(StreamingGPWarning):
     """Inducing points that are too few to keep what the stream said."""
+
+
+class ForgottenAbsorbWarning(StreamingGPWarning):
+    """A second batch trained on before the first was absorbed."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Issue a warning that points at the line of the user's code.
+
+    Args:
+        message: The text.
+        category: The class of the warning.
+    """
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _package(frame) in _LIBRARIES:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+# This package, and those that may stand between it and the user's code.
+_LIBRARIES = ("torch_ssgp", "torch", "gpytorch", "botorch")
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 @contextmanager

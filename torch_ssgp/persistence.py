@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from inspect import isfunction
 from types import BuiltinFunctionType, MethodType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from gpytorch.means import constant_mean
@@ -59,35 +59,47 @@ _DIGEST_SIZE = hashlib.sha256().digest_size
 MapLocation = str | torch.device | dict[str, str] | Callable[[Any, str], Any] | None
 
 
+class Layout(NamedTuple):
+    """What the file of a class must hold.
+
+    Attributes:
+        settings: Arguments of the constructor, with their types.
+        modules: Names of the modules.
+        tensor: Name of a tensor of the state; modules go to its device.
+    """
+
+    settings: dict[str, type]
+    modules: tuple[str, ...]
+    tensor: str
+
+
+STREAMING_GP = Layout(SETTINGS, MODULES, "summary.g")
+
+
+def core_settings(core: StreamingGP) -> dict[str, Any]:
+    """Arguments of the constructor of a streaming model, apart from its modules.
+
+    Args:
+        core: The model.
+    """
+    return {
+        "num_inducing": int(core.num_inducing),
+        "alpha": float(core.alpha),
+        "share_noise": bool(core.share_noise),
+        "batch_shape": torch.Size(core.batch_shape),
+        "memory_size": int(core.memory_size),
+    }
+
+
 def save(model: StreamingGP, path: str | os.PathLike[str]) -> None:
-    """Write a model to a file that is complete, old or new, at every moment.
+    """Write a model to a file; see :meth:`torch_ssgp.StreamingGP.save`.
 
     Args:
         model: The model.
-        path: Where to; an existing file is replaced.
+        path: The file; an existing one is replaced.
     """
-    content = {
-        "format_version": FORMAT_VERSION,
-        "class": type(model).__name__,
-        "settings": {
-            "num_inducing": int(model.num_inducing),
-            "alpha": float(model.alpha),
-            "share_noise": bool(model.share_noise),
-            "batch_shape": torch.Size(model.batch_shape),
-            "memory_size": int(model.memory_size),
-        },
-        "dtype": model.dtype,
-        "training": model.training,
-        "state": model.state_dict(),
-        "modules": {
-            name: {"classes": _classes(module), "blob": _pack(module)}
-            for name, module in ((name, getattr(model, name)) for name in MODULES)
-        },
-    }
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    payload = buffer.getvalue()
-    _replace_file(path, _TAG + hashlib.sha256(payload).digest() + payload)
+    modules = {name: getattr(model, name) for name in MODULES}
+    write(path, model, core_settings(model), modules)
 
 
 def load(
@@ -104,32 +116,117 @@ def load(
         map_location: As in ``torch.load``.
         given: Built modules by the names in ``MODULES``; None where the file has one.
     """
+    content = read(path, cls, map_location, STREAMING_GP)
+    modules = rebuild(path, content, map_location, STREAMING_GP, given)
+    with fitting_together(path):
+        model = cls(**modules, **content["settings"])
+        model.load_state_dict(content["state"])
+    return model.train(content["training"])
+
+
+# -- models of any class ------------------------------------------------------------
+
+
+def write(
+    path: str | os.PathLike[str],
+    model: Any,
+    settings: dict[str, Any],
+    modules: dict[str, Any],
+) -> None:
+    """Write a model to a file atomically: a reader sees the old file or the new one.
+
+    Args:
+        path: The file; an existing one is replaced.
+        model: An :class:`~torch_ssgp.atomic.AtomicModule` that nobody changes.
+        settings: Plain arguments of its constructor.
+        modules: Its modules by name.
+    """
+    content = {
+        "format_version": FORMAT_VERSION,
+        "class": type(model).__name__,
+        "settings": settings,
+        "dtype": model.core.dtype,
+        "training": model.training,
+        "state": model.state_dict(),
+        "modules": {
+            name: {"classes": _classes(module), "blob": _pack(module)}
+            for name, module in modules.items()
+        },
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    payload = buffer.getvalue()
+    _replace_file(path, _TAG + hashlib.sha256(payload).digest() + payload)
+
+
+def read(
+    path: str | os.PathLike[str], cls: type, map_location: MapLocation, layout: Layout
+) -> dict[str, Any]:
+    """The validated content of a file, with its modules still packed.
+
+    Args:
+        path: A file that :func:`write` wrote.
+        cls: The class the file must hold.
+        map_location: As in ``torch.load``.
+        layout: What the file must hold.
+    """
     content = _read(path, map_location)
     if content["class"] != cls.__name__:
         raise StateError(
             f"{path} holds a {content['class']}; expected a {cls.__name__}. "
             f"Use {content['class']}.load."
         )
-    state = content["state"]
-    modules = {}
-    for name in MODULES:
-        saved, module = content["modules"][name], given[name]
+    with _readable(path):
+        _check_kinds(content["settings"], layout.settings)
+        _check_kinds(content["state"], {layout.tensor: Tensor})
+        for name in {*layout.modules, *content["modules"]}:
+            _check_kinds(content["modules"][name], {"classes": list})
+    return content
+
+
+def rebuild(
+    path: str | os.PathLike[str],
+    content: dict[str, Any],
+    map_location: MapLocation,
+    layout: Layout,
+    given: dict[str, Any],
+) -> dict[str, Any]:
+    """All modules of a file by name: rebuilt from it, or given by the caller.
+
+    Args:
+        path: The file.
+        content: What :func:`read` returned.
+        map_location: As in ``torch.load``.
+        layout: What the file holds.
+        given: Built modules by name; None where the file has one.
+    """
+    device, modules = content["state"][layout.tensor].device, {}
+    for name, saved in content["modules"].items():
+        module = given.get(name)
         if module is None:
             module = _unpack(saved, name, path, map_location)
         elif isinstance(module, nn.Module):
             _check_same_classes(module, saved, name, path)
-            module.to(dtype=content["dtype"], device=state["summary.g"].device)
+            module.to(dtype=content["dtype"], device=device)
         modules[name] = module
+    return modules
+
+
+@contextmanager
+def fitting_together(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn errors of a model built from a file into a :class:`StateError`.
+
+    Args:
+        path: The file.
+    """
     try:
-        model = cls(**modules, **content["settings"])
-        model.load_state_dict(state)
+        yield
     except Exception as error:
         raise StateError(
             f"What {path} holds does not fit together, or does not fit the modules "
             "that you pass: build them as they were when the model was saved. "
             f"{error}"
         ) from error
-    return model.train(content["training"])
 
 
 # -- files --------------------------------------------------------------------------
@@ -159,13 +256,13 @@ def _replace_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, Any]:
-    """The checked content of a file."""
+    """The content of a file whose checksum and format are right."""
     with open(path, "rb") as file:
         data = file.read()
     if not data.startswith(_TAG):
         raise StateError(
-            f"{path} is not a model saved by StreamingGP.save. A state_dict is loaded "
-            "with model.load_state_dict(torch.load(path, weights_only=True))."
+            f"{path} is not a model saved by model.save. A state_dict is loaded with "
+            "model.load_state_dict(torch.load(path, weights_only=True))."
         )
     start = len(_TAG) + _DIGEST_SIZE
     if hashlib.sha256(data[start:]).digest() != data[len(_TAG) : start]:
@@ -173,7 +270,7 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
             f"{path} is damaged: its checksum does not match its content, it was "
             "truncated or changed after it was written. Use another copy."
         )
-    try:
+    with _readable(path):
         buffer = io.BytesIO(data[start:])
         content = torch.load(buffer, map_location=map_location, weights_only=True)
         version = content["format_version"]
@@ -183,20 +280,23 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
             if version == 1:
                 num_inducing = content["settings"]["num_inducing"]
                 content["settings"]["memory_size"] = 2 * num_inducing
-            _check_kinds(content["settings"], SETTINGS)
-            _check_kinds(content["state"], {"summary.g": Tensor})
-            for name in MODULES:
-                _check_kinds(content["modules"][name], {"classes": list})
-    except Exception as error:
-        raise StateError(
-            f"{path} cannot be read as a model: {type(error).__name__}, {error}"
-        ) from error
     if not is_known:
         raise StateError(
             f"{path} has format version {version}; this torch_ssgp reads versions up "
             f"to {FORMAT_VERSION}. Upgrade torch_ssgp."
         )
     return content
+
+
+@contextmanager
+def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn errors of reading into a :class:`StateError`."""
+    try:
+        yield
+    except Exception as error:
+        raise StateError(
+            f"{path} cannot be read as a model: {type(error).__name__}, {error}"
+        ) from error
 
 
 def _check_kinds(entries: dict[str, Any], kinds: dict[str, type]) -> None:
@@ -261,9 +361,9 @@ def _unpack(
             fate = "it is taken as it is"
         raise StateError(
             f"{name} is a {first}{' with ' if own else ''}{', '.join(own)}, which "
-            "cannot be rebuilt from a file: only classes of GPyTorch and torch_ssgp "
-            f"can, if they hold no lambda. Build it as it was and pass it, {name}=...; "
-            f"{fate}."
+            "cannot be rebuilt from a file: only classes of GPyTorch, BoTorch and "
+            "torch_ssgp can, if they hold no lambda. Build it as it was and pass it, "
+            f"{name}=...; {fate}."
         ) from error
 
 
@@ -305,6 +405,8 @@ _KNOWN_PACKAGES = (
     "gpytorch.utils.quadrature",
     "torch.distributions.",  # priors are made of them
     "torch_ssgp.inducing",
+    "botorch.models.kernels.",
+    "botorch.models.transforms.",
 )
 _lock = threading.Lock()
 

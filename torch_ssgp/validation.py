@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from torch_ssgp.exceptions import (
     DtypeError,
     NonFiniteError,
     ShapeError,
+    UnknownOptionError,
 )
 
 
@@ -255,6 +257,25 @@ def _check_ard(kernel: Kernel, num_dims: int) -> None:
     elif isinstance(kernel, AdditiveKernel | ProductKernel):
         for part in kernel.kernels:
             _check_ard(part, seen)
+
+
+def check_options(options: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Keywords that are names of options.
+
+    Args:
+        options: The keywords passed.
+        known: The names of all options.
+        where: The function that takes them.
+    """
+    known = sorted(known)
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            advice = f" Did you mean {close[0]}?" if close else ""
+            raise UnknownOptionError(
+                f"{where} has no option {name!r}.{advice} Known options: "
+                f"{', '.join(known)}."
+            )
 
 
 def check_flag(value: bool, name: str) -> None:
