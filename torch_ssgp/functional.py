@@ -210,6 +210,44 @@ def whiten(prior: PriorBlocks, past: PseudoObservations) -> Whitened:
     )
 
 
+class Weighed(NamedTuple):
+    r"""Data in units of the noise scale of the rows.
+
+    Attributes:
+        root: ``(*batch, n)``, :math:`\sqrt{\lambda_i s / \sigma_i^2}`; ``None`` where
+            they are ones.
+        r: ``(*batch, n)``, residuals times ``root``.
+        rho: ``(*batch,)``, :math:`s \sum_i \lambda_i \log(\sigma_i^2 / s)`; or ``0``.
+    """
+
+    root: Tensor | None
+    r: Tensor
+    rho: Tensor | float
+
+
+def weigh(r: Tensor, noise: Tensor | None, s: Tensor, weight: Tensor | None) -> Weighed:
+    """Bring data to the noise scale of the rows.
+
+    Args:
+        r: ``(*batch, n)`` residuals.
+        noise: ``(*batch, n)`` or broadcastable, their noise variances; ``None`` where
+            they are ``s``.
+        s: ``(*batch,)`` noise scale of the rows.
+        weight: ``(n,)`` powers of their likelihoods; ``None`` for ones.
+    """
+    rho: Tensor | float = 0.0
+    w = weight
+    if noise is not None:
+        precision = (s.unsqueeze(-1) / noise).expand(r.shape)
+        logs = precision.log()
+        rho = -s * (logs if weight is None else weight * logs).sum(-1)
+        w = precision if weight is None else weight * precision
+    if w is None:
+        return Weighed(None, r, rho)
+    root = w.sqrt()
+    return Weighed(root, r * root, rho)
+
+
 def project(
     prior: PriorBlocks,
     past: PseudoObservations,
@@ -252,17 +290,10 @@ def project(
         The rows, and what was lost.
     """
     L, A_f, lost_f, G, seen, r_a = whiten(prior, past)
-    r_f, rho = y - prior.m_f, past.rho
-    w = None
-    if noise is not None:
-        w = (s.unsqueeze(-1) / noise).expand(y.shape)
-        logs = w.log() if weight is None else weight * w.log()
-        rho = rho - s * logs.sum(-1)
-    if weight is not None:
-        w = weight if w is None else weight * w
-    if w is not None:
-        root = w.sqrt()
-        A_f, r_f, lost_f = A_f * root.unsqueeze(-2), r_f * root, lost_f * w
+    root, r_f, rho = weigh(y - prior.m_f, noise, s, weight)
+    rho = past.rho + rho
+    if root is not None:
+        A_f, lost_f = A_f * root.unsqueeze(-2), lost_f * root.square()
 
     if alpha == 0:
         loss = lost_f.sum(-1) + seen - squared_norm(G, (-2, -1))
@@ -290,12 +321,16 @@ def project(
 
 def broadcast_rows(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Two vectors with the batch dimensions of both."""
+    if u.shape[:-1] == v.shape[:-1]:
+        return u, v
     batch = torch.broadcast_shapes(u.shape[:-1], v.shape[:-1])
     return u.expand(*batch, -1), v.expand(*batch, -1)
 
 
 def broadcast_matrices(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """Two matrices with the batch dimensions of both."""
+    if A.shape[:-2] == B.shape[:-2]:
+        return A, B
     batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
     return A.expand(*batch, -1, -1), B.expand(*batch, -1, -1)
 

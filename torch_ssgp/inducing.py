@@ -24,7 +24,6 @@ from torch_ssgp.exceptions import ArgumentError, Breakdown
 from torch_ssgp.functional import (
     PseudoObservations,
     cholesky,
-    matvec,
     solve_lower,
 )
 from torch_ssgp.modules import inducing_gram, same_points, variances
@@ -35,7 +34,7 @@ from torch_ssgp.validation import (
     kind_of,
 )
 
-CHECK_EVERY = 10  # choices between two looks at what is left: a device waits there
+BLOCK = 16  # choices between two looks at what is left, at most: a device waits there
 
 
 class Candidates(NamedTuple):
@@ -243,12 +242,13 @@ class GreedyPolicy(InducingPolicy):
         at_least: int,
     ) -> tuple[Tensor, Tensor]:
         """Indices ``(*batch, m)`` in order of choice, and the loss ``t`` after each."""
-        num_old = U.size(-1)
+        num_old, G = U.size(-1), U.mT @ U
 
         def gram_weight(V: Tensor) -> Tensor:  # Wᵀ W V
             old, new = V[..., :num_old, :], V[..., num_old:, :]
-            return torch.cat([U.mT @ (U @ old), weight.unsqueeze(-1) * new], -2)
+            return torch.cat([G @ old, weight.unsqueeze(-1) * new], -2)
 
+        E = K.clone()
         e = K.diagonal(dim1=-2, dim2=-1).clone()  # diagonal of E
         is_new = torch.arange(e.size(-1), device=e.device) >= num_old
         # An old point can always be told apart; a new one if jitter does not hide it.
@@ -258,34 +258,45 @@ class GreedyPolicy(InducingPolicy):
         # New data are observed without jitter, unless they are inducing points.
         excess = jitter * torch.cat([torch.zeros_like(e[..., :num_old]), weight], -1)
         t = WK.diagonal(dim1=-2, dim2=-1).sum(-1) - excess.sum(-1)
-        columns = K.new_zeros(*K.shape[:-1], num_inducing)
-        chosen, losses, useful = [], [], []
-        for k in range(num_inducing):
-            score = self.score(e, h.clamp_min(0))
-            score = torch.where(e > floor, score, -torch.inf)
-            best, j = score.max(-1, keepdim=True)
-            if k % CHECK_EVERY == 0:
-                done = best.squeeze(-1) == -torch.inf
-                if enough is not None and k >= at_least:
-                    done = done | (t <= enough)
-                if bool(done.all()):
-                    break
-            C = columns[..., :k]
-            column = K.gather(-1, j.unsqueeze(-2).expand(*K.shape[:-1], 1)).squeeze(-1)
-            row_j = C.gather(-2, j.unsqueeze(-1).expand(*C.shape[:-2], 1, k))
-            pivot = e.gather(-1, j).clamp_min(1e-300)
-            c = (column - (C @ row_j.mT).squeeze(-1)) / pivot.sqrt()
-            v = gram_weight(c.unsqueeze(-1)).squeeze(-1)
-            cv = (c * v).sum(-1, keepdim=True)
-            Ev = matvec(K, v) - matvec(C, matvec(C.mT, v))
-            h = h - 2 * c * Ev + c.square() * cv
-            e = (e - c.square()).scatter(-1, j, 0.0)
-            gain = torch.where(best > -torch.inf, cv - excess.gather(-1, j), 0)
-            t = (t - gain.squeeze(-1)).clamp_min(0)
-            columns[..., k] = c
-            chosen.append(j)
-            losses.append(t)
-            useful.append(best > -torch.inf)
+        chosen: list[Tensor] = []
+        losses: list[Tensor] = []
+        useful: list[Tensor] = []
+        while len(chosen) < num_inducing:
+            # E and h follow after every block of points, in one product. Within it
+            # e is exact, and h falls with its square as that of a neighbour does.
+            start_e, start_h = e, h.clamp_min(0)
+            size = max(min(len(chosen) // 8, BLOCK, num_inducing - len(chosen)), 1)
+            C = K.new_zeros(*K.shape[:-2], size, K.size(-1))
+            spent = []
+            for k in range(size):
+                ratio = e / torch.where(start_e > 0, start_e, 1)
+                score = self.score(e, start_h * ratio.square())
+                score = torch.where(e > floor, score, -torch.inf)
+                best, j = score.max(-1, keepdim=True)
+                row = E.gather(-2, j.unsqueeze(-1).expand(*j.shape, E.size(-1)))
+                done = C[..., :k, :]
+                at_j = done.gather(-1, j.unsqueeze(-2).expand(*done.shape[:-1], 1))
+                pivot = e.gather(-1, j).clamp_min(1e-300)
+                c = (row - at_j.mT @ done).squeeze(-2) * pivot.rsqrt()
+                c = torch.where(best > -torch.inf, c, 0)
+                e = (e - c.square()).scatter(-1, j, 0.0)
+                C[..., k, :] = c
+                chosen.append(j)
+                useful.append(best > -torch.inf)
+                spent.append(excess.gather(-1, j))
+            V = gram_weight(C.mT)
+            CV = C @ V
+            h = h + (C * (CV @ C - 2 * (E @ V).mT)).sum(-2)
+            E -= C.mT @ C
+            gain = CV.diagonal(dim1=-2, dim2=-1) - torch.cat(spent, -1)
+            gain = torch.where(torch.cat(useful[-size:], -1), gain, 0)
+            losses += (t.unsqueeze(-1) - gain.cumsum(-1)).clamp_min(0).unbind(-1)
+            t = losses[-1]
+            stop = ~useful[-1].squeeze(-1)
+            if enough is not None and len(chosen) >= at_least:
+                stop = stop | (t <= enough)
+            if bool(stop.all()):
+                break
         # Steps after the last useful candidate chose copies of what is already there.
         count = 0
         if useful:

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from torch_ssgp.functional import PriorBlocks
+from torch_ssgp.kernels import Form, Linear, Product, read
 
 # While GPyTorch evaluates a covariance it takes active_dims away from the kernel and
 # changes a global setting: two threads at once would see that, or make it last.
@@ -39,26 +40,56 @@ def leave_inference_mode(value: Tensor) -> Tensor:
     return value.clone() if value.is_inference() else value
 
 
-def gram(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
-    """Dense covariance ``(*batch, n1, n2)``, never by a square call.
+class Opaque(Form):
+    """A kernel of which nothing is known but how to call it.
 
-    GPyTorch adds jitter of its own to square sums with a low-rank kernel, and compares
-    the two inputs of a square call on the host.
+    Args:
+        kernel: A GPyTorch kernel.
     """
-    n2 = x2.size(-2)
-    if n2 == x1.size(-2):
-        x2 = torch.cat([x2, x2[..., :1, :]], -2)
-    with KERNELS:
-        return to_dense(kernel(x1, x2))[..., :n2]
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Dense covariance ``(*batch, n1, n2)``, never by a square call.
+
+        GPyTorch adds jitter of its own to square sums with a low-rank kernel, and
+        compares the two inputs of a square call on the host.
+        """
+        n2 = x2.size(-2)
+        if n2 == x1.size(-2):
+            x2 = torch.cat([x2, x2[..., :1, :]], -2)
+        with KERNELS:
+            return to_dense(self.kernel(x1, x2))[..., :n2]
+
+    def variances(self, x: Tensor) -> Tensor:
+        """Prior variances ``(*batch, n)``."""
+        with KERNELS:
+            if x.device.type == "cpu":  # nothing to wait for
+                return self.kernel(x, diag=True)
+            with _TakeAsEqual():
+                return self.kernel(x, diag=True)
+
+    def scaled(self, scale: Tensor) -> Form:
+        """The same times a constant kernel."""
+        return Product([Linear(None, None, scale), self])
 
 
-def variances(kernel: Kernel, x: Tensor) -> Tensor:
+def form_of(kernel: Kernel | Form) -> Form:
+    """What a kernel computes, at its present hyperparameters."""
+    if isinstance(kernel, Form):
+        return kernel
+    return read(kernel) or Opaque(kernel)
+
+
+def gram(kernel: Kernel | Form, x1: Tensor, x2: Tensor) -> Tensor:
+    """Dense covariance ``(*batch, n1, n2)``."""
+    return form_of(kernel).gram(x1, x2)
+
+
+def variances(kernel: Kernel | Form, x: Tensor) -> Tensor:
     """Prior variances ``(*batch, n)``: the diagonal of the covariance at ``x``."""
-    with KERNELS:
-        if x.device.type == "cpu":  # nothing to wait for
-            return kernel(x, diag=True)
-        with _TakeAsEqual():
-            return kernel(x, diag=True)
+    return form_of(kernel).variances(x)
 
 
 def lazy_gram(kernel: Kernel, x: Tensor) -> LinearOperator:
@@ -146,7 +177,7 @@ class InducingGram(NamedTuple):
 
 
 def inducing_gram(
-    kernel: Kernel, z: Tensor, jitter: float, others: Tensor | None = None
+    kernel: Kernel | Form, z: Tensor, jitter: float, others: Tensor | None = None
 ) -> InducingGram:
     """Covariance of inducing values with themselves and with other values.
 
@@ -161,15 +192,14 @@ def inducing_gram(
     Returns:
         The covariances and the variance of the jitter.
     """
-    num_inducing = z.size(-2)
-    K = gram(kernel, z, z if others is None else torch.cat([z, others], -2))
+    num_inducing, form = z.size(-2), form_of(kernel)
+    K = form.gram(z, z if others is None else torch.cat([z, others], -2))
     # Distances of a point to itself are not exactly zero in a rectangular call.
-    k_zz = variances(kernel, z)
+    k_zz = form.variances(z)
     # Where the function is known, as that of a linear kernel at zero, there is none.
     variance = jitter * torch.where(k_zz == 0, 1.0, k_zz)
-    eye = torch.eye(num_inducing, dtype=torch.bool, device=z.device)
     K_zz, K_zo = K.split([num_inducing, K.size(-1) - num_inducing], -1)
-    K_zz = torch.where(eye, (k_zz + variance).unsqueeze(-1), K_zz)
+    K_zz = torch.diagonal_scatter(K_zz, k_zz + variance, dim1=-2, dim2=-1)
     return InducingGram(K_zz, K_zo, variance)
 
 
@@ -216,7 +246,7 @@ def prior_blocks(
     x: Tensor,
     z_a: Tensor,
     jitter: float,
-    same: Tensor,
+    same: Tensor | None,
 ) -> PriorBlocks:
     """Evaluate the prior at new inducing points, new data and old inducing points.
 
@@ -228,21 +258,22 @@ def prior_blocks(
         z_a: ``(*batch, m_a, d)`` old inducing points; ``m_a`` may be 0.
         jitter: Relative jitter.
         same: ``(*batch, m_b, n + m_a)``, which rows of ``z_b`` are which of
-            ``[x; z_a]``, see :func:`same_variables`.
+            ``[x; z_a]``, see :func:`same_variables`; ``None`` where none is.
 
     Returns:
         The blocks, jitter included.
     """
-    sizes = [x.size(-2), z_a.size(-2)]
-    others = torch.cat([x, z_a], -2)
-    K_bb, K_bo, variance = inducing_gram(kernel, z_b, jitter, others)
-    # A point that is an inducing point is that variable, jitter included.
-    K_bo = torch.where(same, K_bb.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), K_bo)
+    sizes, form = [x.size(-2), z_a.size(-2)], form_of(kernel)
+    K_bb, K_bo, variance = inducing_gram(form, z_b, jitter, torch.cat([x, z_a], -2))
+    k_ff = form.variances(x)
+    if same is not None:
+        # A point that is an inducing point is that variable, jitter included.
+        K_bo = torch.where(same, K_bb.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), K_bo)
+        added = variance.unsqueeze(-2) @ same[..., : sizes[0]].to(variance.dtype)
+        k_ff = k_ff + added.squeeze(-2)
     K_bf, K_ba = K_bo.split(sizes, -1)
-    added = variance.unsqueeze(-2) @ same[..., : sizes[0]].to(variance.dtype)
-    k_ff = variances(kernel, x) + added.squeeze(-2)
     if z_a.size(-2):
-        K_aa = inducing_gram(kernel, z_a, jitter).K_zz
+        K_aa = inducing_gram(form, z_a, jitter).K_zz
     else:
         K_aa = K_bb.new_zeros(*K_bb.shape[:-2], 0, 0)
     means = mean(torch.cat([z_b, x, z_a], -2))

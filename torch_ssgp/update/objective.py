@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from gpytorch.means import Mean
 from torch import Tensor, nn
 
 from torch_ssgp import functional as fn
+from torch_ssgp import fused
 from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
 from torch_ssgp.memory import Data, GaussianData, Memory
@@ -130,6 +132,11 @@ class Objective(nn.Module, ABC):
         """Mean, kernel and likelihood."""
         return Prior(self.mean, self.kernel, self.likelihood)
 
+    @cached_property
+    def past_precision(self) -> Tensor:
+        """``(*batch, m_a, m_a)``, of the past in units of its noise scale."""
+        return self.past.U.mT @ self.past.U
+
     @property
     def num_data(self) -> Tensor:
         """``()``, data behind data and past."""
@@ -144,9 +151,7 @@ class Objective(nn.Module, ABC):
                 data, which stay.
         """
         self.z = nn.Parameter(z.clone(), requires_grad=learn)
-        self.same = same_variables(z, self.data.x, self.z_a)
-        if learn:
-            self.same = torch.zeros_like(self.same)
+        self.same = None if learn else same_variables(z, self.data.x, self.z_a)
 
     def prior(self) -> PriorBlocks:
         """Prior blocks at the present hyperparameters and inducing points."""
@@ -167,7 +172,7 @@ class Objective(nn.Module, ABC):
         prior = self._blocks(z, same)
         return prior._replace(L_aa=fn.cholesky(prior.K_aa))
 
-    def _blocks(self, z: Tensor, same: Tensor) -> PriorBlocks:
+    def _blocks(self, z: Tensor, same: Tensor | None) -> PriorBlocks:
         return prior_blocks(
             self.mean, self.kernel, z, self.data.x, self.z_a, self.jitter, same
         )
@@ -264,11 +269,37 @@ class GaussianObjective(Objective):
     @breakdowns()
     def total(self) -> tuple[Tensor, Tensor]:
         """What the inner loop maximises and the bounds in it, ``(*batch,)`` each."""
-        rows, s = self.project(self.prior(), self.as_gaussian())
-        if self.loss_before is None:
-            self.loss_before = (rows.loss / (2 * s)).detach()
-        bound = fn.evidence(rows, s)
+        if self.alpha or self.loss_before is None:
+            rows, s = self.project(self.prior(), self.as_gaussian())
+            if self.loss_before is None:
+                self.loss_before = (rows.loss / (2 * s)).detach()
+            bound = fn.evidence(rows, s)
+        else:
+            bound = self._fused_bound()
         return bound + self.log_prior(), bound
+
+    def _fused_bound(self) -> Tensor:
+        """The same bound as one operation with a gradient in closed form."""
+        prior, past, data = self.prior(), self.past, self.data
+        noise, s = self.noises()
+        rows = fn.weigh(
+            data.y - prior.m_f,
+            None if self.shared_noise else noise,
+            s,
+            data.weight,
+        )
+        K_bf, k_ff = prior.K_bf, prior.k_ff
+        if rows.root is not None:
+            K_bf, k_ff = K_bf * rows.root.unsqueeze(-2), k_ff * rows.root.square()
+        U = past.U
+        t = past.rho + rows.rho + k_ff.sum(-1)
+        K_br, r = K_bf, rows.r
+        if U.size(-1):
+            t = t + (self.past_precision * prior.K_aa).sum((-2, -1))
+            K_br = torch.cat(fn.broadcast_matrices(K_bf, prior.K_ba @ U.mT), -1)
+            r_a = past.g - fn.matvec(U, prior.m_a)
+            r = torch.cat(fn.broadcast_rows(r, r_a), -1)
+        return fused.evidence(prior.K_bb, K_br, r, t, s, self.num_data)
 
     @torch.no_grad()
     def spread(self) -> Tensor:

@@ -1,0 +1,400 @@
+r"""GPyTorch's common kernels as a few operations on plain tensors.
+
+GPyTorch's kernels are general, and each call costs dozens of small operations. An
+update evaluates one kernel hundreds of times, so the common ones are read into a
+:class:`Form`: what a kernel computes, as tensors. Most of them are exponentials of an
+inner product of features,
+
+.. math:: k(x, x') = \exp(\phi(x)^\top \psi(x')),
+
+one matrix product and one exponential, whatever the number of inputs; scales and
+products of exponentials are features side by side. Values and gradients are those of
+GPyTorch to rounding. A kernel that is not known here goes through GPyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch import kernels as gpytorch_kernels
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+
+class Form(ABC):
+    """What a kernel computes; its tensors are those of the hyperparameters."""
+
+    @abstractmethod
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Covariance ``(*batch, n1, n2)``."""
+
+    @abstractmethod
+    def variances(self, x: Tensor) -> Tensor:
+        """Prior variances ``(*batch, n)``."""
+
+    @abstractmethod
+    def scaled(self, scale: Tensor) -> Form:
+        """The same times ``scale`` ``(*batch,)``."""
+
+
+class Part(NamedTuple):
+    """One factor of an exponential.
+
+    Attributes:
+        dims: Indices of the inputs it sees; ``None`` for all.
+        lengthscale: ``(*batch, 1, d)`` or one for all inputs.
+        period: The same, where the kernel is periodic.
+    """
+
+    dims: Tensor | None
+    lengthscale: Tensor
+    period: Tensor | None = None
+
+    def features(self, x1: Tensor, x2: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        r"""Columns of :math:`\phi` and :math:`\psi`, ``(*batch, n, k)`` each."""
+        x1, x2 = select(x1, self.dims), select(x2, self.dims)
+        if self.period is not None:
+            # -2 sin²(u - v) = cos 2u cos 2v + sin 2u sin 2v - 1
+            root = self.lengthscale.rsqrt()
+            u, v = (2 * math.pi / self.period * x for x in (x1, x2))
+            num_dims = x1.size(-1) if self.lengthscale.size(-1) == 1 else 1
+            level = -num_dims * self.lengthscale.reciprocal().sum(-1, keepdim=True)
+            phi = [root * u.cos(), root * u.sin(), _column(level, x1)]
+            return phi, [root * v.cos(), root * v.sin(), torch.ones_like(x2[..., :1])]
+        center = x2.detach().mean(-2, keepdim=True)
+        a, b = ((x - center) / self.lengthscale for x in (x1, x2))
+        ones = [torch.ones_like(t[..., :1]) for t in (a, b)]
+        return [a, -0.5 * _norms(a), ones[0]], [b, ones[1], -0.5 * _norms(b)]
+
+
+class Exponential(Form):
+    """A scaled product of RBF and periodic kernels.
+
+    Args:
+        parts: The factors.
+        scale: ``(*batch,)``.
+    """
+
+    def __init__(self, parts: list[Part], scale: Tensor) -> None:
+        self.parts, self.scale = parts, scale
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Covariance ``(*batch, n1, n2)``."""
+        phi, psi = [], []
+        for part in self.parts:
+            left, right = part.features(x1, x2)
+            phi, psi = phi + left, psi + right
+        phi.append(_column(self.scale.log()[..., None, None], x1))
+        psi.append(torch.ones_like(x2[..., :1]))
+        return (_side_by_side(phi) @ _side_by_side(psi).mT).exp()
+
+    def variances(self, x: Tensor) -> Tensor:
+        """Prior variances ``(*batch, n)``: the scale."""
+        return _repeated(self.scale, x)
+
+    def scaled(self, scale: Tensor) -> Form:
+        """The same times ``scale`` ``(*batch,)``."""
+        return Exponential(self.parts, scale * self.scale)
+
+
+class Radial(Form):
+    """A scaled Matérn or rational quadratic kernel.
+
+    Args:
+        dims: Indices of the inputs it sees; ``None`` for all.
+        lengthscale: ``(*batch, 1, d)`` or one for all inputs.
+        scale: ``(*batch,)``.
+        nu: Smoothness of Matérn kernels.
+        alpha: ``(*batch, 1)``, exponent of rational quadratic ones.
+    """
+
+    def __init__(
+        self,
+        dims: Tensor | None,
+        lengthscale: Tensor,
+        scale: Tensor,
+        nu: float | None = None,
+        alpha: Tensor | None = None,
+    ) -> None:
+        self.dims, self.lengthscale, self.scale = dims, lengthscale, scale
+        self.nu, self.alpha = nu, alpha
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Covariance ``(*batch, n1, n2)``."""
+        phi, psi = Part(self.dims, self.lengthscale).features(x1, x2)
+        q = _side_by_side(phi) @ _side_by_side(psi).mT
+        if self.nu is not None:
+            k = _Matern.apply(q, self.nu)
+        else:
+            assert self.alpha is not None
+            alpha = self.alpha.unsqueeze(-1)
+            k = (1 - q.clamp_max(0) / alpha).pow(-alpha)
+        return self.scale[..., None, None] * k
+
+    def variances(self, x: Tensor) -> Tensor:
+        """Prior variances ``(*batch, n)``: the scale."""
+        return _repeated(self.scale, x)
+
+    def scaled(self, scale: Tensor) -> Form:
+        """The same times ``scale`` ``(*batch,)``."""
+        scale = scale * self.scale
+        return Radial(self.dims, self.lengthscale, scale, self.nu, self.alpha)
+
+
+class Linear(Form):
+    """A linear kernel, scaled; without inputs, a constant.
+
+    Args:
+        dims: Indices of the inputs it sees; ``None`` for all.
+        variance: ``(*batch, 1, d)`` or one for all inputs; ``None`` for a constant.
+        scale: ``(*batch,)``.
+    """
+
+    def __init__(
+        self, dims: Tensor | None, variance: Tensor | None, scale: Tensor
+    ) -> None:
+        self.dims, self.variance, self.scale = dims, variance, scale
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Covariance ``(*batch, n1, n2)``."""
+        scale = self.scale[..., None, None]
+        if self.variance is None:
+            ones = [torch.ones_like(x[..., :1]) for x in (x1, x2)]
+            return (scale * ones[0]) @ ones[1].mT
+        x1, x2 = select(x1, self.dims), select(x2, self.dims)
+        return (scale * self.variance * x1) @ x2.mT
+
+    def variances(self, x: Tensor) -> Tensor:
+        """Prior variances ``(*batch, n)``."""
+        if self.variance is None:
+            return _repeated(self.scale, x)
+        x = select(x, self.dims)
+        return self.scale.unsqueeze(-1) * (self.variance * x.square()).sum(-1)
+
+    def scaled(self, scale: Tensor) -> Form:
+        """The same times ``scale`` ``(*batch,)``."""
+        return Linear(self.dims, self.variance, scale * self.scale)
+
+
+class Sum(Form):
+    """A sum of forms.
+
+    Args:
+        terms: What is added.
+    """
+
+    def __init__(self, terms: list[Form]) -> None:
+        self.terms = terms
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Covariance ``(*batch, n1, n2)``."""
+        total = self.terms[0].gram(x1, x2)
+        for term in self.terms[1:]:
+            total = total + term.gram(x1, x2)
+        return total
+
+    def variances(self, x: Tensor) -> Tensor:
+        """Prior variances ``(*batch, n)``."""
+        total = self.terms[0].variances(x)
+        for term in self.terms[1:]:
+            total = total + term.variances(x)
+        return total
+
+    def scaled(self, scale: Tensor) -> Form:
+        """The same times ``scale`` ``(*batch,)``."""
+        return Sum([term.scaled(scale) for term in self.terms])
+
+
+class Product(Form):
+    """A product of forms.
+
+    Args:
+        factors: What is multiplied.
+    """
+
+    def __init__(self, factors: list[Form]) -> None:
+        self.factors = factors
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Covariance ``(*batch, n1, n2)``."""
+        total = self.factors[0].gram(x1, x2)
+        for factor in self.factors[1:]:
+            total = total * factor.gram(x1, x2)
+        return total
+
+    def variances(self, x: Tensor) -> Tensor:
+        """Prior variances ``(*batch, n)``."""
+        total = self.factors[0].variances(x)
+        for factor in self.factors[1:]:
+            total = total * factor.variances(x)
+        return total
+
+    def scaled(self, scale: Tensor) -> Form:
+        """The same times ``scale`` ``(*batch,)``."""
+        return Product([self.factors[0].scaled(scale), *self.factors[1:]])
+
+
+# -- reading ------------------------------------------------------------------------
+
+
+def read(kernel: Kernel) -> Form | None:
+    """The form of a kernel, at its present hyperparameters.
+
+    Args:
+        kernel: A GPyTorch kernel.
+
+    Returns:
+        ``None`` if any part of it is of a class that is not known here.
+    """
+    return _read(kernel, None)
+
+
+def _read(kernel: Kernel, dims: Tensor | None, called: bool = True) -> Form | None:
+    """As :func:`read`, of a kernel that sees only ``dims`` of the inputs.
+
+    A scale does not call its base kernel, whose active dims it has taken over.
+    """
+    if kernel._forward_hooks or kernel._forward_pre_hooks:
+        return None
+    if called and kernel.active_dims is not None:
+        dims = kernel.active_dims if dims is None else dims[kernel.active_dims]
+    kind: Any = type(kernel)
+    if kind is gpytorch_kernels.ScaleKernel:
+        base = _read(kernel.base_kernel, dims, called=False)
+        return None if base is None else base.scaled(kernel.outputscale)
+    if kind is gpytorch_kernels.AdditiveKernel:
+        terms = _read_all(kernel, dims)
+        return None if terms is None else Sum(terms)
+    if kind is gpytorch_kernels.ProductKernel:
+        factors = _read_all(kernel, dims)
+        return None if factors is None else _multiply(factors)
+    if kind is gpytorch_kernels.LinearKernel:
+        return Linear(dims, kernel.variance, _one(kernel.variance))
+    if kind is gpytorch_kernels.ConstantKernel:
+        return Linear(dims, None, kernel.constant.squeeze(-1))
+    if kind not in _STATIONARY:
+        return None
+    lengthscale = kernel.lengthscale
+    if kind is gpytorch_kernels.MaternKernel:
+        return Radial(dims, lengthscale, _one(lengthscale), nu=kernel.nu)
+    if kind is gpytorch_kernels.RQKernel:
+        return Radial(dims, lengthscale, _one(lengthscale), alpha=kernel.alpha)
+    period = None
+    if kind is gpytorch_kernels.PeriodicKernel:
+        period = kernel.period_length
+    return Exponential([Part(dims, lengthscale, period)], _one(lengthscale))
+
+
+_STATIONARY = (
+    gpytorch_kernels.RBFKernel,
+    gpytorch_kernels.MaternKernel,
+    gpytorch_kernels.RQKernel,
+    gpytorch_kernels.PeriodicKernel,
+)
+
+
+def _read_all(kernel: Any, dims: Tensor | None) -> list[Form] | None:
+    forms = []
+    for part in kernel.kernels:
+        form = _read(part, dims)
+        if form is None:
+            return None
+        forms.append(form)
+    return forms
+
+
+def _multiply(factors: list[Form]) -> Form:
+    """Their product; exponentials become one."""
+    exponentials = [f for f in factors if isinstance(f, Exponential)]
+    others = [f for f in factors if not isinstance(f, Exponential)]
+    if len(exponentials) > 1:
+        scale = exponentials[0].scale
+        for form in exponentials[1:]:
+            scale = scale * form.scale
+        parts = [part for form in exponentials for part in form.parts]
+        exponentials = [Exponential(parts, scale)]
+    factors = [*exponentials, *others]
+    return factors[0] if len(factors) == 1 else Product(factors)
+
+
+# -- pieces -------------------------------------------------------------------------
+
+
+class _Matern(torch.autograd.Function):
+    r"""Matérn kernels of :math:`q = -\tfrac12 r^2`, a polynomial times an exponential.
+
+    With :math:`t = \sqrt{2 \nu} r` the derivative in ``q`` has no pole at zero for
+    :math:`\nu > \tfrac12`, unlike the square root in between.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, nu: float) -> Tensor:
+        t = q.mul(-4 * nu).clamp_min_(0).sqrt_()
+        ctx.nu = nu
+        e = t.neg().exp_()
+        ctx.save_for_backward(q, t, e)
+        if nu == 0.5:
+            return e.clone()
+        return _polynomial(t, nu).mul_(e)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        q, t, e = ctx.saved_tensors
+        nu = ctx.nu
+        if torch.is_grad_enabled():  # somebody wants a second derivative
+            t = (q * (-4 * nu)).clamp_min(_TINY).sqrt()
+            e = (-t).exp()
+        if nu == 0.5:
+            inside = t > _TINY**0.5
+            return torch.where(inside, grad * e / torch.where(inside, t, 1), 0), None
+        if nu == 1.5:
+            return 3 * grad * e, None
+        return (5 / 3) * (grad * (e + t * e)), None
+
+
+_TINY = 1e-30
+
+
+def _polynomial(t: Tensor, nu: float) -> Tensor:
+    return 1 + t if nu == 1.5 else (t / 3 + 1).mul_(t).add_(1)
+
+
+def select(x: Tensor, dims: Tensor | None) -> Tensor:
+    """The inputs that a kernel sees."""
+    return x if dims is None else x.index_select(-1, dims)
+
+
+def _one(value: Tensor) -> Tensor:
+    """A scale of one for a kernel with this hyperparameter ``(*batch, 1, d)``."""
+    return torch.ones_like(value[..., 0, 0]).detach()
+
+
+def _norms(a: Tensor) -> Tensor:
+    return a.square().sum(-1, keepdim=True)
+
+
+def _column(value: Tensor, x: Tensor) -> Tensor:
+    """A value ``(*batch, 1, 1)`` for each row of ``x``."""
+    if value.ndim == 2:
+        return value.expand(x.size(-2), 1)
+    return value.expand(*_batch(value.shape[:-2], x.shape[:-2]), x.size(-2), 1)
+
+
+def _repeated(scale: Tensor, x: Tensor) -> Tensor:
+    return scale.unsqueeze(-1).expand(*_batch(scale.shape, x.shape[:-2]), x.size(-2))
+
+
+def _side_by_side(columns: list[Tensor]) -> Tensor:
+    batch = _batch(*(c.shape[:-2] for c in columns))
+    return torch.cat([c.expand(*batch, *c.shape[-2:]) for c in columns], -1)
+
+
+def _batch(*shapes: torch.Size) -> torch.Size:
+    """What shapes broadcast to; torch's own function takes its time."""
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    return torch.broadcast_shapes(*shapes)
