@@ -1,0 +1,162 @@
+"""Outputs are the last batch dimension of the streaming model; here they change sides.
+
+With one output there is no such dimension.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+
+import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator import to_linear_operator
+from torch import Tensor, nn
+
+from torch_ssgp.memory import Memory
+from torch_ssgp.models import StreamingGP
+from torch_ssgp.summary import PosteriorSummary
+
+# Joint posteriors of more points stay lazy. Smaller ones are dense: acquisition
+# functions slice them, which a lazily evaluated kernel does slowly, and in GPyTorch
+# 1.15 not at all if it has fewer batch dimensions than its inputs.
+DENSE = 512
+
+# -- data ---------------------------------------------------------------------------
+
+
+def inputs_to_core(X: Tensor, num_outputs: int) -> Tensor:
+    """Inputs ``... x n x d``, shared by all outputs."""
+    return X.unsqueeze(-3) if num_outputs > 1 else X
+
+
+def to_core(value: Tensor, num_outputs: int) -> Tensor:
+    """Values ``... x n x m`` as those of the core: ``... x m x n``, or ``... x n``."""
+    return value.mT if num_outputs > 1 else value.squeeze(-1)
+
+
+def from_core(value: Tensor, num_outputs: int) -> Tensor:
+    """The inverse of :func:`to_core`."""
+    return value.mT if num_outputs > 1 else value.unsqueeze(-1)
+
+
+def output_indices(indices: list[int] | None, num_outputs: int) -> list[int]:
+    """Indices of outputs, not negative; all of them by default."""
+    m = num_outputs
+    if indices is None:
+        return list(range(m))
+    if not indices or not all(-m <= i < m for i in indices):
+        raise BotorchTensorDimensionError(
+            f"output indices are {indices}; expected some of 0 to {m - 1}."
+        )
+    return [i % m for i in indices]
+
+
+# -- distributions ------------------------------------------------------------------
+
+
+def dense(mvn: MultivariateNormal, always: bool = False) -> MultivariateNormal:
+    """The same distribution with a dense covariance, unless it has many points."""
+    if mvn.mean.size(-1) > DENSE and not always:
+        return mvn
+    covariance = to_linear_operator(mvn.lazy_covariance_matrix.to_dense())
+    return MultivariateNormal(mvn.mean, covariance)
+
+
+def with_noise(mvn: MultivariateNormal, variances: Tensor) -> MultivariateNormal:
+    """The distribution with observation noise added.
+
+    Args:
+        mvn: A distribution in the layout of the core.
+        variances: Variances in that layout, or broadcastable.
+    """
+    try:
+        variances = variances.expand(mvn.mean.shape)
+    except RuntimeError:
+        raise BotorchTensorDimensionError(
+            f"observation_noise has shape {tuple(variances.shape)} (outputs "
+            f"first); expected {tuple(mvn.mean.shape)} or broadcastable."
+        ) from None
+    covariance = mvn.lazy_covariance_matrix
+    return MultivariateNormal(mvn.mean, covariance.add_diagonal(variances))
+
+
+def stack_outputs(mvn: MultivariateNormal, chosen: list[int]) -> MultivariateNormal:
+    """Some entries of the last batch dimension as outputs of one distribution."""
+    mean, covariance = mvn.mean, mvn.lazy_covariance_matrix
+    parts = [
+        MultivariateNormal(mean[..., i, :], covariance[..., i, :, :]) for i in chosen
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return MultitaskMultivariateNormal.from_independent_mvns(mvns=parts)
+
+
+# -- models -------------------------------------------------------------------------
+
+
+def select(value: Tensor, dim: int, chosen: list[int]) -> Tensor:
+    """Some entries of a dimension; a single one has no dimension left."""
+    if len(chosen) == 1:
+        return value.select(dim, chosen[0]).clone()
+    return value.index_select(dim, torch.tensor(chosen, device=value.device))
+
+
+def select_outputs(
+    core: StreamingGP, parameter_batch: torch.Size, chosen: list[int], num_outputs: int
+) -> StreamingGP:
+    """A streaming model of some of the functions in the last batch dimension.
+
+    Args:
+        core: The model.
+        parameter_batch: Batch shape of its hyperparameters.
+        chosen: Indices of the functions to keep.
+        num_outputs: The number of functions there are.
+    """
+    new = core.bare_copy()
+    for module in (new.mean_module, new.covar_module, new.likelihood, new.start):
+        _select_parameters(module, parameter_batch, chosen)
+    new.batch_shape = _with_outputs(core.batch_shape, chosen)
+    new.summary, new.memory = PosteriorSummary(new.batch_shape), Memory(new.batch_shape)
+    # Not a deepcopy: buffers of a fantasy may carry gradients.
+    for old, store in ((core.summary, new.summary), (core.memory, new.memory)):
+        for name, value in old.named_buffers():
+            num_dims = len(old.SIZES[name])
+            if value.ndim > num_dims and value.size(-1 - num_dims) == num_outputs:
+                value = select(value, -1 - num_dims, chosen)
+            setattr(store, name, value)
+    return new
+
+
+def _select_parameters(module: nn.Module, batch: torch.Size, chosen: list[int]) -> None:
+    """Keep some of the outputs in parameters that have one value per output."""
+    dim = len(batch) - 1
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.shape[: len(batch)] == batch:
+            tensor.data = select(tensor.data, dim, chosen)
+    for part in module.modules():
+        if getattr(part, "batch_shape", None) == batch:
+            setattr(part, "batch_shape", _with_outputs(batch, chosen))  # noqa: B010
+
+
+def _with_outputs(batch: torch.Size, chosen: list[int]) -> torch.Size:
+    """A batch shape whose last dimension has as many entries as were chosen."""
+    return torch.Size((*batch[:-1], len(chosen)) if len(chosen) > 1 else batch[:-1])
+
+
+def repeated(core: StreamingGP, batch: torch.Size) -> StreamingGP:
+    """A copy for several fantasies, none of which observed anything.
+
+    Args:
+        core: The model.
+        batch: Batch shape of the copy.
+    """
+    new, summary, memory = core.bare_copy(), copy(core.summary), copy(core.memory)
+    summary.replace(g=summary.g.expand(*batch, -1))
+    memory.replace(
+        g=memory.g.expand(*batch, -1),
+        y=memory.y.expand(*batch, -1),
+        target=memory.target.expand(*batch, -1),
+    )
+    new.batch_shape, new.summary, new.memory = batch, summary, memory
+    return new

@@ -1,0 +1,182 @@
+r"""Units of the outcomes: what is remembered, written in those of other constants.
+
+A model remembers standardised outcomes :math:`\tilde y = (y - \mu) / \tau`. Memory and
+summary are linear in them, so other constants :math:`\mu', \tau'` only rescale both:
+
+.. math:: \tilde y' = c \tilde y + e, \quad c = \tau / \tau', \quad
+    e = (\mu - \mu') / \tau'.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any, NamedTuple
+
+import torch
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.models.transforms.outcome import Standardize
+from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
+from gpytorch.means import ConstantMean
+from torch import Tensor
+
+from torch_ssgp import functional as fn
+from torch_ssgp.memory import Memory
+from torch_ssgp.models import StreamingGP
+from torch_ssgp.modules import inducing_gram
+from torch_ssgp.summary import PosteriorSummary
+
+
+class Moments(NamedTuple):
+    """Count, mean and spread of all outcomes seen, in original units.
+
+    Attributes:
+        number: ``()``, the number of outcomes; fractional after forgetting.
+        mean: ``batch_shape x 1 x m``.
+        squares: ``batch_shape x 1 x m``, sum of squared deviations from the mean.
+    """
+
+    number: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    def extended(self, Y: Tensor, power: Tensor | float) -> Moments:
+        """The moments with those of new outcomes.
+
+        Args:
+            Y: ``batch_shape x n x m`` new outcomes.
+            power: Weight of the outcomes seen before; 1 forgets nothing.
+        """
+        n, old = Y.size(-2), power * self.number
+        total = old + n
+        mean = Y.mean(-2, keepdim=True)
+        squares = (Y - mean).square().sum(-2, keepdim=True)
+        delta = mean - self.mean
+        return Moments(
+            total,
+            self.mean + delta * (n / total),
+            power * self.squares + squares + delta.square() * (n * old / total),
+        )
+
+    def standardization(self) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations that ``Standardize`` would learn from all."""
+        stdvs = (self.squares / (self.number - 1).clamp_min(1)).sqrt()
+        is_large = (stdvs >= 1e-8) & (self.number > 1)
+        return self.mean, torch.where(is_large, stdvs, torch.ones_like(stdvs))
+
+
+def set_standardization(
+    transform: Any, means: Tensor, stdvs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Give a ``Standardize`` other constants.
+
+    Args:
+        transform: The outcome transform of a model.
+        means: ``batch_shape x 1 x m``, or broadcastable.
+        stdvs: ``batch_shape x 1 x m``, or broadcastable.
+
+    Returns:
+        Scale and shift from the old units to the new ones, ``batch_shape x 1 x m``.
+    """
+    if type(transform) is not Standardize:
+        raise UnsupportedError(
+            f"The outcome transform is {type(transform).__name__}; only the "
+            "constants of Standardize can be changed."
+        )
+    means = means.to(transform.means).expand_as(transform.means).clone()
+    stdvs = stdvs.to(transform.stdvs).expand_as(transform.stdvs).clone()
+    if not bool((stdvs > 0).all()):
+        raise InputDataError("stdvs has values that are not above zero.")
+    scale = transform.stdvs / stdvs
+    shift = (transform.means - means) / stdvs
+    transform.means, transform.stdvs = means, stdvs
+    transform._stdvs_sq = stdvs.square()
+    return scale, shift
+
+
+def rescale(core: StreamingGP, scale: Tensor, shift: Tensor) -> None:
+    """Write a streaming model in other units, in place.
+
+    Args:
+        core: The model; nobody else may see it meanwhile.
+        scale: ``(*batch,)``, :math:`c > 0`.
+        shift: ``(*batch,)``, :math:`e`.
+    """
+    _rescale_modules(core, scale, shift)
+    core.summary = _rescaled_summary(core.summary, core, scale, shift)
+    core.memory = _rescaled_memory(core.memory, scale, shift)
+
+
+def _rescale_modules(core: StreamingGP, scale: Tensor, shift: Tensor) -> None:
+    """Let mean, output scale and noise follow a change of units."""
+    for module in core.mean_module.modules():
+        if isinstance(module, ConstantMean):
+            constant = module.constant
+            module.constant = _same_shape(scale * constant + shift, constant)
+    _rescale_kernel(core.covar_module, scale.square())
+    for name in ("noise_covar", "second_noise_covar"):
+        covar = getattr(core.likelihood, name, None)
+        if isinstance(covar, HomoskedasticNoise):
+            value = _same_shape(scale.square().unsqueeze(-1) * covar.noise, covar.noise)
+            # Not onto the bound itself, where a transformed parameter is infinite.
+            lowest = 1.001 * float(covar.raw_noise_constraint.lower_bound)
+            covar.noise = value.clamp_min(lowest)
+
+
+def _rescale_kernel(kernel: Kernel, variance: Tensor) -> None:
+    if isinstance(kernel, ScaleKernel):
+        kernel.outputscale = _same_shape(
+            variance * kernel.outputscale, kernel.outputscale
+        )
+    elif isinstance(kernel, AdditiveKernel):
+        for part in kernel.kernels:
+            _rescale_kernel(part, variance)
+
+
+def _same_shape(value: Tensor, like: Tensor) -> Tensor:
+    if value.shape != like.shape:
+        raise UnsupportedError(
+            f"A hyperparameter of shape {tuple(like.shape)} is shared by outputs or "
+            f"batches whose units change differently, {tuple(value.shape)}. Build the "
+            "modules with batch_shape= batch_shape x m."
+        )
+    return value
+
+
+def _rescaled_summary(
+    summary: PosteriorSummary, core: StreamingGP, scale: Tensor, shift: Tensor
+) -> PosteriorSummary:
+    """The summary in other units, under the modules as they are now."""
+    if summary.is_empty:
+        return summary
+    past, shared = summary.pseudo_observations, bool(summary.shared_noise)
+    dtype, z = past.g.dtype, summary.inducing_points
+    kernel, mean, likelihood = core.frozen_modules(dtype)
+    past = fn.rescale(past, scale.to(dtype), shift.to(dtype), shared)
+    new = copy(summary)
+    new.replace(
+        U=past.U,
+        g=past.g,
+        residual=past.rho,
+        prior_mean=mean(z),
+        prior_cholesky=fn.cholesky(inducing_gram(kernel, z, core.jitter(dtype)).K_zz),
+        noise_scale=core.noise_scale(likelihood, past.g, shared),
+    )
+    return new
+
+
+def _rescaled_memory(memory: Memory, scale: Tensor, shift: Tensor) -> Memory:
+    """The memory in other units: raw targets too, and what is known of their noise."""
+    new, dtype = copy(memory), memory.g.dtype
+    scale, shift = scale.to(dtype), shift.to(dtype)
+    past = fn.rescale(memory.compressed.past, scale, shift, bool(memory.shared_noise))
+    scale, shift = scale.unsqueeze(-1), shift.unsqueeze(-1)
+    new.replace(
+        U=past.U,
+        g=past.g,
+        row_residual=past.rho,
+        y=scale * memory.y + shift,
+        target=scale * memory.target + shift,
+        noise=scale.square() * memory.noise,
+    )
+    return new
