@@ -22,9 +22,13 @@ points. Data walk through the rooms once:
 ``atomic.py``                change modules all at once, or not at all
 ``likelihoods.py``           what an update asks of a likelihood
 ``multioutput.py``           several outputs as a batch of streams
+``streaming.py``             ``stream``: predict, then learn, batch by batch
 ``variational.py``           the same idea as a GPyTorch variational strategy
 ``mlls.py``                  ``StreamingELBO`` for hand-written training loops
 ``surrogates/``              BoTorch models (needs the extra ``botorch``)
+``sklearn.py``               scikit-learn estimators (needs the extra ``sklearn``)
+``river.py``                 river estimators (needs the extra ``river``)
+``estimators.py``            what these two share: numpy in, numpy out
 ``plotting.py``              pictures of a stream (needs the extra ``plot``)
 ``persistence.py``           models in files, and loads that fail without a trace
 ``settings.py``              jitter and the dtype of the algebra
@@ -47,6 +51,7 @@ from torch_ssgp.memory import Memory
 from torch_ssgp.mlls import StreamingELBO
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.multioutput import MultiOutputGP
+from torch_ssgp.streaming import stream
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update import Status, UpdateOptions, UpdateResult
 from torch_ssgp.variational import (
@@ -77,4 +82,5 @@ __all__ = [
     "UpdateResult",
     "exceptions",
     "settings",
+    "stream",
 ]

@@ -1,0 +1,504 @@
+"""Estimators for scikit-learn: ``fit``, ``partial_fit``, ``predict``. Needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import Mean
+
+from torch_ssgp import validation as check
+from torch_ssgp.estimators import (
+    Array,
+    as_array,
+    as_tensor,
+    checked_options,
+    class_likelihood,
+    class_probabilities,
+    learn,
+    make_model,
+)
+from torch_ssgp.exceptions import MissingDependencyError
+from torch_ssgp.inducing import InducingPolicy
+from torch_ssgp.models import StreamingGP
+from torch_ssgp.update import UpdateOptions, UpdateResult
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils import check_array, check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise MissingDependencyError(
+        "torch_ssgp.sklearn needs scikit-learn 1.6 or newer. Install it with: "
+        "pip install 'torch_ssgp[sklearn]'"
+    ) from error
+
+__all__ = ["StreamingGPClassifier", "StreamingGPRegressor"]
+
+
+class _StreamingGP(BaseEstimator):
+    """What regressor and classifier share: a model, and how data get to it."""
+
+    model_: StreamingGP
+    result_: UpdateResult
+
+    def __init__(
+        self,
+        kernel: Kernel | None = None,
+        *,
+        mean: Mean | None = None,
+        num_inducing: int = 100,
+        memory_size: int | None = None,
+        inducing_policy: InducingPolicy | None = None,
+        options: UpdateOptions | None = None,
+        from_memory: bool = False,
+        device: str | torch.device | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.mean = mean
+        self.num_inducing = num_inducing
+        self.memory_size = memory_size
+        self.inducing_policy = inducing_policy
+        self.options = options
+        self.from_memory = from_memory
+        self.device = device
+
+    def _make_model(
+        self, num_dims: int, likelihood: Any, batch_shape: torch.Size
+    ) -> StreamingGP:
+        return make_model(
+            num_dims,
+            kernel=self.kernel,
+            likelihood=likelihood,
+            mean=self.mean,
+            num_inducing=self.num_inducing,
+            memory_size=self.memory_size,
+            inducing_policy=self.inducing_policy,
+            batch_shape=batch_shape,
+            device=self.device,
+        )
+
+    def _update(
+        self, model: StreamingGP, X: Array, y: Array, weight: Array | None
+    ) -> None:
+        """Learn, then take the model over."""
+        result = learn(
+            model,
+            as_tensor(X, model),
+            as_tensor(y, model),
+            checked_options(self.options),
+            weight=None if weight is None else as_tensor(weight, model),
+        )
+        self.model_, self.result_ = model, result
+
+    def _inputs(self, X: Any) -> torch.Tensor:
+        check_is_fitted(self, "model_")
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return as_tensor(X, self.model_)
+
+
+@contextmanager
+def _all_or_nothing(estimator: Any) -> Iterator[None]:
+    """Leave an estimator as it was where anything is wrong with the data."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
+
+
+def _weighted(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Any]:
+    """Rows that count, their targets and their weights."""
+    if sample_weight is None:
+        return X, y, None
+    weight = check_array(
+        sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight"
+    )
+    if weight.shape != (len(X),):
+        raise ValueError(
+            f"sample_weight has shape {weight.shape}; expected ({len(X)},), one "
+            "weight per row."
+        )
+    if (weight < 0).any():
+        raise ValueError("sample_weight has negative values; expected zero or above.")
+    if not (weight > 0).any():
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    return X[weight > 0], y[weight > 0], weight[weight > 0]
+
+
+class StreamingGPRegressor(RegressorMixin, _StreamingGP):
+    r"""Gaussian process regression that goes on learning.
+
+    ``fit`` begins anew, ``partial_fit`` goes on: each is one
+    :meth:`~torch_ssgp.StreamingGP.update` of a model in float64, with Gaussian noise
+    that is learned. Rows may come in batches of any size; what they say is kept in a
+    memory of bounded size. Inputs and targets need no scaling.
+
+    Several targets are independent functions of the same inputs. Without a kernel, each
+    has hyperparameters of its own; a kernel given is shared, unless it has the number
+    of targets as its ``batch_shape``.
+
+    ``sample_weight`` is the power of the likelihood of a row: a weight of two says
+    exactly what two equal rows say, and gives the posterior of half the noise. Rows of
+    weight zero are left out.
+
+    Args:
+        kernel: A GPyTorch kernel; by default Matérn 5/2 with one lengthscale per
+            feature, whose units are read off the first data.
+        mean: A GPyTorch mean; a constant by default.
+        likelihood: A GPyTorch ``GaussianLikelihood``, such as one with a prior.
+        num_inducing: Largest number of inducing points.
+        memory_size: Number of points of the memory; twice ``num_inducing`` by default.
+        inducing_policy: Chooses inducing points; ``AdaptiveBudget`` by default.
+        options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`.
+        from_memory: Whether to predict from all points of the memory, which is more
+            accurate and costs more.
+        device: Where to compute, such as ``"cuda"``; the default of torch otherwise.
+
+    Attributes:
+        model_: The model, a :class:`~torch_ssgp.StreamingGP`. With several targets they
+            are its batch dimension.
+        result_: What the last update reports.
+        n_features_in_: Number of features.
+        feature_names_in_: Their names, where all are strings.
+
+    Example:
+        >>> import numpy as np
+        >>> from torch_ssgp.sklearn import StreamingGPRegressor
+        >>> X = np.linspace(0, 6, 200).reshape(-1, 1)
+        >>> y = np.sin(X).ravel()
+        >>> model = StreamingGPRegressor(num_inducing=20)
+        >>> for rows in np.array_split(np.arange(200), 4):
+        ...     model = model.partial_fit(X[rows], y[rows])
+        >>> mean, std = model.predict(X, return_std=True)
+        >>> bool(model.score(X, y) > 0.99)
+        True
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel | None = None,
+        *,
+        mean: Mean | None = None,
+        likelihood: GaussianLikelihood | None = None,
+        num_inducing: int = 100,
+        memory_size: int | None = None,
+        inducing_policy: InducingPolicy | None = None,
+        options: UpdateOptions | None = None,
+        from_memory: bool = False,
+        device: str | torch.device | None = None,
+    ) -> None:
+        super().__init__(
+            kernel,
+            mean=mean,
+            num_inducing=num_inducing,
+            memory_size=memory_size,
+            inducing_policy=inducing_policy,
+            options=options,
+            from_memory=from_memory,
+            device=device,
+        )
+        self.likelihood = likelihood
+
+    def __sklearn_tags__(self) -> Any:
+        """Several targets are welcome."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    # -- learning -------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StreamingGPRegressor:
+        """Forget everything and learn these data.
+
+        Args:
+            X: ``(n, d)`` array or data frame.
+            y: ``(n,)`` or ``(n, targets)``.
+            sample_weight: ``(n,)``, powers of the likelihoods of rows.
+
+        Returns:
+            Itself.
+        """
+        return self._learn(X, y, sample_weight, first=True)
+
+    def partial_fit(
+        self, X: Any, y: Any, sample_weight: Any = None
+    ) -> StreamingGPRegressor:
+        """Go on with these data; the first call begins.
+
+        Args:
+            X: ``(n, d)`` array or data frame, with the features of before.
+            y: ``(n,)`` or ``(n, targets)``, as before.
+            sample_weight: ``(n,)``, powers of the likelihoods of rows.
+
+        Returns:
+            Itself.
+        """
+        return self._learn(X, y, sample_weight, first=not hasattr(self, "model_"))
+
+    def _learn(
+        self, X: Any, y: Any, sample_weight: Any, *, first: bool
+    ) -> StreamingGPRegressor:
+        with _all_or_nothing(self):
+            X, y = validate_data(
+                self,
+                X,
+                y,
+                reset=first,
+                dtype=np.float64,
+                multi_output=True,
+                y_numeric=True,
+            )
+            if y.shape[1:] == (1,):  # as GaussianProcessRegressor
+                y = y[:, 0]
+            X, y, weight = _weighted(X, y, sample_weight)
+            batch_shape = torch.Size(y.shape[1:])
+            if first:
+                if self.likelihood is not None:
+                    check.check_module(
+                        self.likelihood,
+                        "likelihood",
+                        GaussianLikelihood,
+                        "GaussianLikelihood(); for others use StreamingGP itself",
+                    )
+                model = self._make_model(X.shape[1], self.likelihood, batch_shape)
+            else:
+                model = self.model_
+                if model.batch_shape != batch_shape:
+                    raise ValueError(
+                        f"y has shape {y.shape}; expected "
+                        f"{(len(X), *model.batch_shape)}, the targets of the first "
+                        "call. Call fit to begin anew."
+                    )
+            self._update(model, X, np.moveaxis(y, 0, -1), weight)
+        return self
+
+    # -- predicting -----------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(
+        self,
+        X: Any,
+        return_std: bool = False,
+        return_cov: bool = False,
+        include_noise: bool = False,
+    ) -> Any:
+        """Mean of the function, with its standard deviation or covariance.
+
+        As with ``GaussianProcessRegressor`` these are those of the function. For
+        targets, such as intervals that new data fall into, set ``include_noise``.
+
+        Args:
+            X: ``(n, d)`` array or data frame.
+            return_std: Whether to return the standard deviation too.
+            return_cov: Whether to return the covariance too.
+            include_noise: Whether the noise is part of them.
+
+        Returns:
+            The mean ``(n,)``, and the standard deviation ``(n,)`` or the covariance
+            ``(n, n)`` where asked for; with several targets, these are the last
+            dimension of each.
+        """
+        if return_std and return_cov:
+            raise RuntimeError(
+                "At most one of return_std or return_cov can be requested."
+            )
+        distribution = self._distribution(X, include_noise)
+        mean = as_array(distribution.mean.movedim(-1, 0))
+        if return_std:
+            std = distribution.variance.clamp_min(0).sqrt()
+            return mean, as_array(std.movedim(-1, 0))
+        if return_cov:
+            covariance = distribution.covariance_matrix
+            return mean, as_array(covariance.movedim((-2, -1), (0, 1)))
+        return mean
+
+    @torch.no_grad()
+    def sample_y(
+        self,
+        X: Any,
+        n_samples: int = 1,
+        random_state: Any = 0,
+        include_noise: bool = False,
+    ) -> Array:
+        """Draw functions, evaluated at ``X``.
+
+        Args:
+            X: ``(n, d)`` array or data frame.
+            n_samples: Number of functions.
+            random_state: Seed or ``RandomState``, as in scikit-learn.
+            include_noise: Whether to draw targets instead.
+
+        Returns:
+            ``(n, n_samples)``, or ``(n, targets, n_samples)``.
+        """
+        rng = check_random_state(random_state)
+        distribution = self._distribution(X, include_noise)
+        mean = distribution.mean  # (*targets, n)
+        # A root that exists where the covariance has no full rank, too.
+        values, vectors = torch.linalg.eigh(distribution.covariance_matrix)
+        root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+        normal = rng.standard_normal((*mean.shape, n_samples))
+        draws = mean.unsqueeze(-1) + root @ as_tensor(normal, self.model_)
+        return as_array(draws.movedim(-2, 0))
+
+    def _distribution(self, X: Any, include_noise: bool) -> Any:
+        x = self._inputs(X)
+        if include_noise:
+            return self.model_.predict(x, from_memory=self.from_memory)
+        return self.model_(x, self.from_memory)
+
+
+class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
+    """Gaussian process classification that goes on learning.
+
+    ``fit`` begins anew, ``partial_fit`` goes on: each is one
+    :meth:`~torch_ssgp.StreamingGP.update` of a model in float64. Two classes are one
+    function behind a probit, more are one function each behind a softmax. Inputs need
+    no scaling.
+
+    ``sample_weight`` is the power of the likelihood of a row: a weight of two says what
+    two equal rows say. Rows of weight zero are left out.
+
+    Args:
+        kernel: A GPyTorch kernel; by default Matérn 5/2 with one lengthscale per
+            feature, whose units are read off the first data, and hyperparameters for
+            each function. One without a ``batch_shape`` is shared by the functions.
+        mean: A GPyTorch mean; zero by default.
+        num_inducing: Largest number of inducing points.
+        memory_size: Number of points of the memory; twice ``num_inducing`` by default.
+        inducing_policy: Chooses inducing points; ``AdaptiveBudget`` by default.
+        options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`.
+        from_memory: Whether to predict from all points of the memory, which is more
+            accurate and costs more.
+        device: Where to compute, such as ``"cuda"``; the default of torch otherwise.
+
+    Attributes:
+        classes_: The labels, sorted.
+        model_: The model, a :class:`~torch_ssgp.StreamingGP`.
+        result_: What the last update reports.
+        n_features_in_: Number of features.
+        feature_names_in_: Their names, where all are strings.
+
+    Example:
+        >>> import numpy as np
+        >>> from torch_ssgp.sklearn import StreamingGPClassifier
+        >>> X = np.linspace(0, 6, 100).reshape(-1, 1)
+        >>> y = np.where(np.sin(X).ravel() > 0, "up", "down")
+        >>> model = StreamingGPClassifier(num_inducing=20)
+        >>> for rows in np.arange(100).reshape(25, 4).T:
+        ...     model = model.partial_fit(X[rows], y[rows], classes=["up", "down"])
+        >>> bool(model.score(X, y) > 0.9)
+        True
+    """
+
+    classes_: Array
+
+    # -- learning -------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StreamingGPClassifier:
+        """Forget everything and learn these data.
+
+        Args:
+            X: ``(n, d)`` array or data frame.
+            y: ``(n,)`` labels, of two classes at least.
+            sample_weight: ``(n,)``, powers of the likelihoods of rows.
+
+        Returns:
+            Itself.
+        """
+        return self._learn(X, y, None, sample_weight, first=True)
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> StreamingGPClassifier:
+        """Go on with these data; the first call begins.
+
+        Args:
+            X: ``(n, d)`` array or data frame, with the features of before.
+            y: ``(n,)`` labels.
+            classes: All labels that will ever come; needed at the first call.
+            sample_weight: ``(n,)``, powers of the likelihoods of rows.
+
+        Returns:
+            Itself.
+        """
+        first = not hasattr(self, "model_")
+        if first and classes is None:
+            raise ValueError(
+                "classes must be passed on the first call to partial_fit: all labels "
+                "that will ever come."
+            )
+        if not first and classes is not None:
+            if not np.array_equal(np.unique(classes), self.classes_):
+                raise ValueError(
+                    f"classes is {classes!r}; it is not the same as on the last call "
+                    f"to partial_fit, was {self.classes_!r}."
+                )
+        return self._learn(X, y, classes, sample_weight, first=first)
+
+    def _learn(
+        self, X: Any, y: Any, classes: Any, sample_weight: Any, *, first: bool
+    ) -> StreamingGPClassifier:
+        with _all_or_nothing(self):
+            X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
+            check_classification_targets(y)
+            X, y, weight = _weighted(X, y, sample_weight)
+            if first:
+                self.classes_ = np.unique(y if classes is None else classes)
+                if len(self.classes_) < 2:
+                    raise ValueError(
+                        "The number of classes has to be greater than one; got "
+                        f"{len(self.classes_)} class."
+                    )
+                model = self._make_model(
+                    X.shape[1], *class_likelihood(len(self.classes_))
+                )
+            else:
+                model = self.model_
+            self._update(model, X, self._as_numbers(y), weight)
+        return self
+
+    def _as_numbers(self, y: Array) -> Array:
+        """Labels as their places in ``classes_``."""
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ValueError(
+                f"y has labels {unknown.tolist()} that are not among the classes "
+                f"{self.classes_.tolist()}. Pass all classes at the first call."
+            )
+        return np.searchsorted(self.classes_, y)
+
+    # -- predicting -----------------------------------------------------------------
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities of all classes, in the order of ``classes_``.
+
+        Args:
+            X: ``(n, d)`` array or data frame.
+
+        Returns:
+            ``(n, classes)``.
+        """
+        x = self._inputs(X)
+        return as_array(class_probabilities(self.model_, x, self.from_memory))
+
+    def predict(self, X: Any) -> Array:
+        """The most probable class.
+
+        Args:
+            X: ``(n, d)`` array or data frame.
+
+        Returns:
+            ``(n,)`` labels.
+        """
+        probabilities = self.predict_proba(X)
+        return self.classes_[probabilities.argmax(-1)]

@@ -1,0 +1,247 @@
+"""Predict, then learn: a stream of batches as it comes, with a score for each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gpytorch.likelihoods import _OneDimensionalLikelihood
+from torch import Tensor
+
+from torch_ssgp import likelihoods
+from torch_ssgp import validation as check
+from torch_ssgp.estimators import checked_options, class_probabilities, learn
+from torch_ssgp.exceptions import ArgumentError, MissingDependencyError, ShapeError
+from torch_ssgp.models import StreamingGP
+from torch_ssgp.multioutput import MultiOutputGP
+from torch_ssgp.update import UpdateOptions, UpdateResult
+
+NAN = float("nan")
+
+
+class Record(NamedTuple):
+    """What one batch said: how well it was predicted, and what was learned.
+
+    The scores are those of predictions made before the batch was learned. They are NaN
+    where a model knew nothing yet, and where a likelihood has no such score.
+
+    Attributes:
+        num_data: Number of data in the batch.
+        rmse: Root of the mean squared error of the mean; NaN for labels.
+        log_density: Mean log-density of targets, or of labels their log-probability.
+        coverage: Share of targets inside the central interval of probability ``level``;
+            for Gaussian likelihoods.
+        accuracy: Share of labels that were the most probable ones.
+        forget: Power to which the likelihood of the past was raised.
+        num_inducing: Number of inducing points now.
+        milliseconds: Wall-clock time, of prediction and update.
+        result: All that the update reports.
+    """
+
+    num_data: int
+    rmse: float
+    log_density: float
+    coverage: float
+    accuracy: float
+    forget: float
+    num_inducing: int
+    milliseconds: float
+    result: UpdateResult
+
+
+class Scores(NamedTuple):
+    """The scores of a :class:`Record`."""
+
+    rmse: float = NAN
+    log_density: float = NAN
+    coverage: float = NAN
+    accuracy: float = NAN
+
+
+def stream(
+    model: StreamingGP | MultiOutputGP,
+    batches: Iterable[Any],
+    options: UpdateOptions | None = None,
+    *,
+    level: float = 0.9,
+    from_memory: bool = False,
+    progress: bool = False,
+) -> Iterator[Record]:
+    """Run a stream through a model: predict each batch, then learn it.
+
+    Nothing is ahead of the stream: a batch is taken when the record before it was
+    consumed. Stop whenever you like, and go on with another call.
+
+    Args:
+        model: The model; it learns.
+        batches: Pairs ``(x, y)``, or triples ``(x, y, noise)`` with known noise
+            variances, of tensors, arrays or data frames: a ``DataLoader``, a list, a
+            generator. Single data, such as those of an ``IterableDataset``, are batches
+            of one. They are brought to the dtype and device of the model.
+        options: How each update learns, an :class:`~torch_ssgp.UpdateOptions`.
+        level: Probability of the intervals whose coverage is counted.
+        from_memory: Whether to predict from all points of the memory.
+        progress: Show a progress bar.
+
+    Yields:
+        A :class:`Record` per batch.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.kernels import RBFKernel, ScaleKernel
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> from torch_ssgp import StreamingGP, stream
+        >>> x = torch.rand(200, 1)
+        >>> y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(200)
+        >>> model = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=20)
+        >>> loader = DataLoader(TensorDataset(x, y), batch_size=50)
+        >>> records = list(stream(model, loader))
+        >>> records[-1].rmse < 0.2
+        True
+    """
+    if not isinstance(model, StreamingGP | MultiOutputGP):
+        raise ArgumentError(
+            f"model is {check.kind_of(model)}; expected a StreamingGP or a "
+            "MultiOutputGP."
+        )
+    options = checked_options(options)
+    if not (check.is_number(level) and 0 < level < 1):
+        raise ArgumentError(
+            f"level is {level!r}; expected a probability between 0 and 1."
+        )
+    check.check_flag(progress, "progress")
+    return _run(model, batches, options, level, from_memory, progress)
+
+
+def _run(
+    model: StreamingGP | MultiOutputGP,
+    batches: Iterable[Any],
+    options: UpdateOptions,
+    level: float,
+    from_memory: bool,
+    progress: bool,
+) -> Iterator[Record]:
+    for batch in _with_progress_bar(batches) if progress else batches:
+        core, x, y, noise = _as_data(batch, model)
+        start = time.perf_counter()
+        core.check_data(x, y, noise)  # before anything is predicted from them
+        scores = Scores()
+        if not core.summary.is_empty:
+            scores = _score(core, x, y, noise, level, from_memory)
+        result = learn(core, x, y, options, noise=noise)
+        yield Record(
+            num_data=y.size(-1),
+            forget=float(getattr(result, "forgot", torch.ones(())).mean()),
+            num_inducing=result.num_inducing,
+            milliseconds=1000 * (time.perf_counter() - start),
+            result=result,
+            **scores._asdict(),
+        )
+
+
+# -- data ---------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    """A batch in the shape and dtype of the model that learns it."""
+
+    core: StreamingGP
+    x: Tensor
+    y: Tensor
+    noise: Tensor | None
+
+
+def _as_data(batch: Any, model: StreamingGP | MultiOutputGP) -> Batch:
+    """A batch as tensors of the model; a single datum becomes a batch of one."""
+    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+        raise ShapeError(
+            f"A batch is {_described(batch)}; expected a pair (x, y), or (x, y, noise) "
+            "with known noise variances."
+        )
+    several = isinstance(model, MultiOutputGP)
+    core = model.model if isinstance(model, MultiOutputGP) else model
+    x, y = (_as_tensor(value, core) for value in batch[:2])
+    noise = _as_tensor(batch[2], core) if len(batch) == 3 else None
+    if y.ndim == several:  # one target, or one of each output
+        x, y = x.reshape(1, -1), y.unsqueeze(0)
+        noise = None if noise is None else noise.unsqueeze(0)
+    if several:
+        if y.ndim != 2 or y.size(-1) != core.batch_shape[-1]:
+            raise ShapeError(
+                f"y has shape {tuple(y.shape)}; expected (n, {core.batch_shape[-1]}), "
+                "one column per output."
+            )
+        y, noise = y.mT, None if noise is None else noise.mT
+    return Batch(core, x, y, noise)
+
+
+def _as_tensor(value: Any, model: StreamingGP) -> Tensor:
+    if not isinstance(value, Tensor):
+        value = torch.from_numpy(np.array(value, dtype=np.float64))
+    return value.to(model.device, model.dtype)
+
+
+def _described(batch: Any) -> str:
+    if isinstance(batch, tuple | list):
+        return f"{check.kind_of(batch)} of {len(batch)}"
+    return check.kind_of(batch)
+
+
+def _with_progress_bar(batches: Iterable[Any]) -> Iterable[Any]:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise MissingDependencyError(
+            "progress=True needs tqdm. Install it with: pip install 'torch_ssgp[plot]'"
+        ) from error
+    return tqdm(batches, desc="stream", unit="batch")
+
+
+# -- scores -------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _score(
+    model: StreamingGP,
+    x: Tensor,
+    y: Tensor,
+    noise: Tensor | None,
+    level: float,
+    from_memory: bool,
+) -> Scores:
+    """How well a batch is predicted, on average over its targets."""
+    likelihood = model.likelihood
+    if likelihoods.takes_labels(likelihood):
+        probabilities = class_probabilities(model, x, from_memory)
+        label = y.long().unsqueeze(-1)
+        log_density = probabilities.gather(-1, label).log()
+        correct = probabilities.argmax(-1, keepdim=True) == label
+        return Scores(
+            log_density=float(log_density.mean()),
+            accuracy=float(correct.to(y).mean()),
+        )
+    if likelihoods.is_gaussian(likelihood):
+        target = model.predict(x, noise, from_memory=from_memory)
+        mean, std = target.mean, target.variance.sqrt()
+        width = NormalDist().inv_cdf((1 + level) / 2)
+        return Scores(
+            rmse=_root_mean_square(y - mean),
+            log_density=float(torch.distributions.Normal(mean, std).log_prob(y).mean()),
+            coverage=float(((y - mean).abs() <= width * std).to(y).mean()),
+        )
+    if isinstance(likelihood, _OneDimensionalLikelihood):
+        latent = model(x, from_memory)
+        mean = likelihood.quadrature(lambda f: likelihood.forward(f).mean, latent)
+        return Scores(
+            rmse=_root_mean_square(y - mean),
+            log_density=float(likelihood.log_marginal(y, latent).mean()),
+        )
+    return Scores()
+
+
+def _root_mean_square(value: Tensor) -> float:
+    return float(value.square().mean().sqrt())
