@@ -1,11 +1,14 @@
 """Surrogates against real BoTorch: agreement, acquisition functions, transforms."""
 
 import importlib
+import os
 import pickle
 import sys
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,7 +44,18 @@ from botorch.exceptions.warnings import InputDataWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.generation import MaxPosteriorSampling
 from botorch.models import ModelListGP, SingleTaskGP
-from botorch.models.transforms import Log, Normalize, Standardize
+from botorch.models.transforms import (
+    Bilog,
+    ChainedInputTransform,
+    ChainedOutcomeTransform,
+    Log,
+    Normalize,
+    Power,
+    Round,
+    Standardize,
+    Warp,
+)
+from botorch.models.transforms.input import InputStandardize, Log10
 from botorch.optim import optimize_acqf
 from botorch.posteriors import GPyTorchPosterior
 from botorch.sampling import IIDNormalSampler, SobolQMCNormalSampler
@@ -57,11 +71,13 @@ from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from torch import Tensor
 
+from torch_ssgp import StreamingGP, UpdateOptions
 from torch_ssgp import functional as fn
 from torch_ssgp.exceptions import (
     ArgumentError,
     BudgetWarning,
     MissingDependencyError,
+    StateError,
     UnknownOptionError,
 )
 from torch_ssgp.surrogates import SingleTaskStreamingGP
@@ -291,6 +307,19 @@ def test_conditioning_equals_an_update_in_closed_form(
     assert new.inducing_points.size(-2) == (size + 4 if add else size)
     # The original is untouched.
     assert_same_posterior(before.posterior(test_X), ours.posterior(test_X), 0.0)
+
+
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_conditioning_takes_the_average_of_known_noise(
+    m: int, batch: tuple[int, ...]
+) -> None:
+    _, ours, _ = pair(m=m, batch=batch, noisy=True)
+    X, Y = data(3, m, batch)
+    average = ours.average_noise.unsqueeze(-1) if m == 1 else ours.average_noise.mT
+    expected = ours.condition_on_observations(X, Y, noise=average.expand_as(Y))
+    new = ours.condition_on_observations(X, Y)
+    assert_same_posterior(new.posterior(X), expected.posterior(X), 0.0)
 
 
 def test_conditioning_one_by_one_equals_conditioning_at_once() -> None:
@@ -1209,6 +1238,284 @@ def test_outcomes_may_be_logged() -> None:
     )
     ours.update(X[:2] + 0.1, Y[:2].exp(), num_steps=2)
     assert (ours.posterior(X).rsample(torch.Size([3])) > 0).all()
+
+
+# -- options and warnings -------------------------------------------------------------
+
+
+def test_every_option_of_an_update_is_taken() -> None:
+    _, ours, _ = pair()
+    X, Y = data(2)
+    for field in fields(UpdateOptions):
+        option = {field.name: getattr(UpdateOptions(num_steps=0), field.name)}
+        ours.update(X, Y, **{"num_steps": 0, **option})
+        if field.name != "forget":
+            ours.fit(**{"num_steps": 0, **option})
+
+
+@pytest.mark.parametrize("method", ["update", "fit"])
+def test_an_unknown_option_is_named_with_those_that_exist(method: str) -> None:
+    _, ours, _ = pair()
+    arguments = data(2) if method == "update" else ()
+    with pytest.raises(UnknownOptionError, match="num_steps") as error:
+        getattr(ours, method)(*arguments, num_step=3)
+    assert isinstance(error.value, TypeError)
+    assert f"{method} has no option 'num_step'. Did you mean" in str(error.value)
+    assert "learn_hyperparameters" in str(error.value)
+
+
+def test_fit_forgets_nothing() -> None:
+    _, ours, _ = pair()
+    with pytest.raises(UnknownOptionError, match="'forget'"):
+        ours.fit(forget=0.9)
+
+
+def test_forgetting_fades_the_moments_of_the_outcomes_too() -> None:
+    X, Y = data(20)
+    ours = SingleTaskStreamingGP(X[:15], Y[:15])
+    ours.update(X[15:], Y[15:], forget=0.5, num_steps=0)
+    weight = torch.cat([torch.full((15, 1), 0.5), torch.ones(5, 1)]).double()
+    mean = (weight * Y).sum() / weight.sum()
+    torch.testing.assert_close(ours.num_targets, weight.sum())
+    torch.testing.assert_close(ours.target_mean.squeeze(), mean)
+    squares = (weight * (Y - mean).square()).sum()
+    torch.testing.assert_close(ours.target_squares.squeeze(), squares)
+
+
+@pytest.mark.parametrize("method", ["update", "fit"])
+def test_warnings_point_at_the_line_of_the_caller(method: str) -> None:
+    X = inputs(50)
+    Y = torch.sin(40 * X).sum(-1, keepdim=True)
+    ours = SingleTaskStreamingGP(X[:40], Y[:40], num_inducing=5)
+    ours.covar_module.lengthscale = 0.05
+    with pytest.warns(BudgetWarning) as caught:
+        if method == "update":
+            ours.update(X[40:], Y[40:], num_steps=0)
+        else:
+            ours.fit(num_steps=0)
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+class Fragile(MaternKernel):
+    """A kernel without finite values at long lengthscales, apart from one."""
+
+    def forward(self, x1: Tensor, x2: Tensor, **params: object) -> Tensor:
+        length = self.lengthscale.max()
+        broken = (length > 50) & ((length - 60).abs() > 1e-6)
+        return torch.where(broken, torch.nan, super().forward(x1, x2, **params))
+
+
+def fragile() -> SingleTaskStreamingGP:
+    X, Y = data(8)
+    ours = SingleTaskStreamingGP(X, Y, covar_module=Fragile())
+    ours.fit(num_steps=20)
+    return ours
+
+
+@pytest.mark.parametrize("length", [1000.0, 60.0])
+def test_a_discarded_restart_does_not_warn(length: float) -> None:
+    ours = fragile()
+    kernel = ours.covar_module
+    raw = kernel.raw_lengthscale_constraint.inverse_transform(torch.tensor(length))
+    names = [name for name, _ in ours.model.named_parameters()]
+    index = names.index("covar_module.raw_lengthscale")
+    # The fresh start breaks down at once, or after its first step.
+    getattr(ours.model.start, f"p{index}").fill_(raw.double())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = ours.update(*data(20), learn_hyperparameters=True, num_steps=20)
+    assert result.status == "ok" and not bool(result.restarted)
+    assert bool(kernel.lengthscale < 50)
+
+
+@pytest.mark.xfail(reason="Update.run gives up when its first start breaks down")
+def test_a_fresh_start_is_tried_if_the_first_start_breaks_down() -> None:
+    ours = fragile()
+    ours.covar_module.lengthscale = 1000.0
+    result = ours.update(*data(20), learn_hyperparameters=True, num_steps=20)
+    assert bool(result.restarted)
+    assert bool(ours.covar_module.lengthscale < 50)
+
+
+# -- files ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "batch", "noisy"), KINDS)
+def test_a_saved_model_goes_on_where_it_stopped(
+    m: int, batch: tuple[int, ...], noisy: bool, tmp_path: Path
+) -> None:
+    X, Y = data(20, m, batch)
+    Yvar = 0.01 + 0.02 * torch.rand_like(Y) if noisy else None
+    ours = SingleTaskStreamingGP(
+        X,
+        Y,
+        Yvar,
+        num_inducing=8,
+        memory_size=12,
+        input_transform=Normalize(d=2, batch_shape=torch.Size(batch)),
+    )
+    ours.fit(num_steps=3)
+    ours.update(X + 0.01, Y, Yvar, restandardize=True, num_steps=3)
+    ours.save(tmp_path / "model.pt")
+    loaded = SingleTaskStreamingGP.load(tmp_path / "model.pt")
+    assert ours.state_dict().keys() == loaded.state_dict().keys()
+    results = [model.update(X, Y, Yvar, num_steps=3) for model in (ours, loaded)]
+    assert torch.equal(results[0].bound, results[1].bound)
+    for noise in (False, True):
+        a, b = (model.posterior(X, observation_noise=noise) for model in (ours, loaded))
+        assert_same_posterior(a, b, 0.0)
+    for model in (ours, loaded):
+        assert torch.equal(model.average_noise, ours.average_noise)
+        assert model.training is ours.training
+
+
+def own(transform: type, **attributes: object) -> object:
+    """A transform of a class that no file can name."""
+    kind = type("Own", (transform,), {"__module__": "nowhere"})
+    return kind(**attributes)
+
+
+TRANSFORMS: list[Callable] = [
+    lambda: {"outcome_transform": None},
+    lambda: {"outcome_transform": Log()},
+    lambda: {"outcome_transform": Power(power=0.5)},
+    lambda: {"outcome_transform": Bilog()},
+    lambda: {
+        "outcome_transform": ChainedOutcomeTransform(log=Log(), unit=Standardize(m=1))
+    },
+    lambda: {"input_transform": Normalize(d=2, bounds=BOUNDS)},
+    lambda: {"input_transform": InputStandardize(d=2)},
+    lambda: {"input_transform": Log10(indices=[0])},
+    lambda: {
+        "input_transform": ChainedInputTransform(
+            unit=Normalize(d=2), rounded=Round(integer_indices=[1])
+        )
+    },
+    lambda: {
+        "input_transform": Warp(
+            d=2, indices=[0], bounds=torch.tensor([[0.0, 0.0], [1.2, 1.2]])
+        )
+    },
+]
+
+
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.InputDataWarning")
+@pytest.mark.parametrize("make", TRANSFORMS)
+def test_transforms_of_botorch_are_rebuilt_from_a_file(
+    make: Callable, tmp_path: Path
+) -> None:
+    X, Y = data(10)
+    ours = SingleTaskStreamingGP(X, Y.exp(), **make())
+    ours.save(tmp_path / "model.pt")
+    loaded = SingleTaskStreamingGP.load(tmp_path / "model.pt")
+    for model in (ours, loaded):
+        model.update(X + 0.1, Y.exp(), num_steps=0)
+    samples = []
+    for model in (ours, loaded):
+        torch.manual_seed(0)
+        samples.append(model.posterior(X).rsample(torch.Size([3])))
+    assert torch.equal(samples[0], samples[1])
+    for name in ("input_transform", "outcome_transform"):
+        kinds = [type(getattr(model, name, None)) for model in (ours, loaded)]
+        assert kinds[0] is kinds[1]
+
+
+def test_parts_of_ones_own_are_asked_for_by_name(tmp_path: Path) -> None:
+    X, Y = data(10)
+    path = tmp_path / "model.pt"
+    ours = SingleTaskStreamingGP(
+        X, Y, covar_module=own(MaternKernel), input_transform=own(Normalize, d=2)
+    )
+    ours.save(path)
+    with pytest.raises(StateError, match=r"covar_module is a nowhere\.Own"):
+        SingleTaskStreamingGP.load(path)
+    kernel = own(MaternKernel)
+    with pytest.raises(StateError, match=r"input_transform=\.\.\."):
+        SingleTaskStreamingGP.load(path, covar_module=kernel)
+    with pytest.raises(StateError, match="it is made of Own"):
+        SingleTaskStreamingGP.load(
+            path, covar_module=kernel, input_transform=Normalize(d=2)
+        )
+    loaded = SingleTaskStreamingGP.load(
+        path, covar_module=kernel, input_transform=own(Normalize, d=2)
+    )
+    assert_same_posterior(ours.posterior(X), loaded.posterior(X), 0.0)
+
+
+def test_a_transform_that_the_file_has_not_is_refused(tmp_path: Path) -> None:
+    SingleTaskStreamingGP(*data(5)).save(tmp_path / "model.pt")
+    with pytest.raises(StateError, match="input_transform was passed, but"):
+        SingleTaskStreamingGP.load(
+            tmp_path / "model.pt", input_transform=Normalize(d=2)
+        )
+
+
+def test_fantasies_can_be_saved(tmp_path: Path) -> None:
+    _, ours, _ = pair(m=2)
+    fantasy = ours.fantasize(inputs(3, 1), sampler(4))
+    fantasy.save(tmp_path / "fantasy.pt")
+    loaded = SingleTaskStreamingGP.load(tmp_path / "fantasy.pt")
+    X = inputs(4, 3, 2)
+    assert loaded.batch_shape == (4, 3)
+    assert_same_posterior(fantasy.posterior(X), loaded.posterior(X), 1e-12)
+
+
+def test_an_interrupted_save_leaves_the_previous_file_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, ours, _ = pair()
+    path = tmp_path / "model.pt"
+    ours.save(path)
+    before = path.read_bytes()
+    ours.update(*data(3), num_steps=0)
+
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        ours.save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    _, ours, _ = pair()
+    path = tmp_path / "model.pt"
+    ours.model.save(path)
+    with pytest.raises(StateError, match="Use StreamingGP.load"):
+        SingleTaskStreamingGP.load(path)
+    ours.save(path)
+    with pytest.raises(StateError, match="Use SingleTaskStreamingGP.load"):
+        StreamingGP.load(path)
+    whole = path.read_bytes()
+    for position in range(0, len(whole), 997):
+        flipped = bytearray(whole)
+        flipped[position] ^= 1
+        path.write_bytes(flipped)
+        with pytest.raises(StateError, match="not a model saved by|damaged"):
+            SingleTaskStreamingGP.load(path)
+
+
+class Malice(Normalize):
+    """Runs a command when it is unpickled."""
+
+    def __reduce__(self) -> tuple:
+        return os.system, ("touch evil",)
+
+
+def test_no_code_of_a_file_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ours = SingleTaskStreamingGP(*data(5), input_transform=Normalize(d=2))
+    ours.input_transform.__class__ = Malice
+    # A deep copy would run it already: it is made by the same method.
+    monkeypatch.setattr(Malice, "__deepcopy__", lambda self, memo: self, raising=False)
+    ours.save("model.pt")
+    with pytest.raises(StateError, match="input_transform is a"):
+        SingleTaskStreamingGP.load("model.pt")
+    assert not Path("evil").exists()
 
 
 # -- errors ---------------------------------------------------------------------------

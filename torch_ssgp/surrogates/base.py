@@ -36,7 +36,8 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
 
     Attributes:
         model: The streaming model. Outputs are its last batch dimension.
-        num_targets: ``()``, outcomes seen; fractional after forgetting.
+        num_targets: ``()`` or ``batch_shape x 1 x m``, outcomes seen; fractional
+            after forgetting.
         target_mean: ``batch_shape x 1 x m``, their mean in original units.
         target_squares: ``batch_shape x 1 x m``, their squared deviations, summed.
         average_noise: Average of known noise variances, in the batch of ``model``.
@@ -301,6 +302,8 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
             model = self._with_core(
                 outputs.select_outputs(self.model, parameter_batch, chosen, m)
             )
+            if self.num_targets.ndim:
+                model.num_targets = self.num_targets[..., chosen]
             model.target_mean = self.target_mean[..., chosen]
             model.target_squares = self.target_squares[..., chosen]
             model.average_noise = outputs.select(self.average_noise, -2, chosen)
@@ -330,8 +333,13 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
         """
         return super().load_state_dict(state_dict, strict, assign)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        number = state_dict.get(prefix + "num_targets")
+        if number is not None:  # one for all outputs, or one for each
+            self.num_targets = self.num_targets.new_empty(number.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._show_noise()
 
     # -- helpers ---------------------------------------------------------------------

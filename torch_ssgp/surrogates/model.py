@@ -235,14 +235,15 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         """Learn once more from the memory, without new data.
 
         Args:
-            **options: As in :meth:`update`, apart from ``forget``; ``num_steps`` is 200
-                by default.
+            **options: As in :meth:`update`, apart from ``forget``. By default there
+                are 200 steps, and hyperparameters are learned.
 
         Returns:
             The report of the update.
         """
         known = [name for name in OPTIONS if name != "forget"]
-        chosen = _options({"num_steps": 200, **options}, known, "fit")
+        options = {"num_steps": 200, "learn_hyperparameters": True, **options}
+        chosen = _options(options, known, "fit")
         with self.model.locks.turn(self.model.device):
             work = self._working_copy()
             result = work._learn_again(work._with_points(chosen))
@@ -361,13 +362,17 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         )
         before = core.summary.num_data
         result = core.learn_from(data, options)
-        # What was forgotten, the update knows best.
+        # How much was forgotten, the update may have decided: for each function.
         power = (core.summary.num_data - n) / torch.where(before > 0, before, 1.0)
+        if power.ndim:
+            power = outputs.from_core(power.unsqueeze(-1), m)
         moments = self._moments.extended(outcomes, power.to(outcomes))
         self.num_targets, self.target_mean, self.target_squares = moments
         if noise is not None and self._has_fixed_noise:
+            number = moments.number
+            share = n / (outputs.to_core(number, m) if number.ndim else number)
             average = noise.mean(-1, keepdim=True)
-            self.average_noise = self.average_noise.lerp(average, n / moments.number)
+            self.average_noise = self.average_noise.lerp(average, share)
             self._show_noise()
         return result
 

@@ -31,7 +31,8 @@ class Moments(NamedTuple):
     """Count, mean and spread of all outcomes seen, in original units.
 
     Attributes:
-        number: ``()``, the number of outcomes; fractional after forgetting.
+        number: ``()`` or ``batch_shape x 1 x m``, how many; fractional after
+            forgetting.
         mean: ``batch_shape x 1 x m``.
         squares: ``batch_shape x 1 x m``, sum of squared deviations from the mean.
     """
@@ -45,7 +46,8 @@ class Moments(NamedTuple):
 
         Args:
             Y: ``batch_shape x n x m`` new outcomes.
-            power: Weight of the outcomes seen before; 1 forgets nothing.
+            power: Weight of the outcomes seen before, one for all or
+                ``batch_shape x 1 x m``; 1 forgets nothing.
         """
         n, old = Y.size(-2), power * self.number
         total = old + n
