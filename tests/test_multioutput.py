@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+from dataclasses import fields
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from gpytorch.likelihoods import (
     SoftmaxLikelihood,
 )
 
-from torch_ssgp import GreedyInformation, StreamingGP, exceptions
+from torch_ssgp import GreedyInformation, StreamingGP, UpdateOptions, exceptions
 from torch_ssgp.multioutput import MultiOutputGP
 
 
@@ -174,9 +174,47 @@ def test_state_is_saved_and_loaded():
     torch.testing.assert_close(other(x).mean, model(x).mean)
 
 
-def test_an_update_has_the_options_of_the_model():
-    ours = inspect.signature(MultiOutputGP.update).parameters
-    theirs = inspect.signature(StreamingGP.update).parameters
-    assert {k: v.default for k, v in ours.items()} == {
-        k: v.default for k, v in theirs.items()
-    }
+def test_every_option_of_an_update_is_taken():
+    x, y = data()
+    model = two_outputs()
+    for field in fields(UpdateOptions):
+        option = {field.name: getattr(UpdateOptions(num_steps=0), field.name)}
+        model.update(x, y, **{"num_steps": 0, **option})
+
+
+def test_options_reach_the_model():
+    x, y = data()
+    z = torch.linspace(0, 5, 7).double().unsqueeze(-1)
+    model, steps = two_outputs(), []
+    result = model.update(
+        x, y, num_steps=3, inducing_points=z, callback=lambda *step: steps.append(step)
+    )
+    assert len(steps) == 3 and result.num_inducing == 7
+
+
+def test_an_unknown_option_is_named_with_those_that_exist():
+    x, y = data()
+    with pytest.raises(exceptions.UnknownOptionError, match="num_steps") as error:
+        two_outputs().update(x, y, num_step=3)
+    assert isinstance(error.value, TypeError)
+    assert "has no option 'num_step'. Did you mean" in str(error.value)
+    assert "learn_hyperparameters" in str(error.value)
+
+
+def test_warnings_point_at_the_line_of_the_caller():
+    x = torch.linspace(0, 50, 200).double().unsqueeze(-1)
+    model = two_outputs(num_inducing=4)
+    with pytest.warns(exceptions.BudgetWarning) as caught:
+        model.update(x, torch.cat([x.sin(), x.cos()], -1), num_steps=0)
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_an_update_waits_for_its_turn():
+    x, y = data()
+    model = two_outputs()
+
+    def change(*step):
+        model.update(x, y, num_steps=0)
+
+    with pytest.raises(exceptions.ArgumentError, match="in the middle of an update"):
+        model.update(x, y, num_steps=1, callback=change)

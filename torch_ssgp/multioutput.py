@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,18 +14,20 @@ from torch_ssgp.atomic import AtomicModule
 from torch_ssgp.exceptions import ArgumentError, ShapeError, UnsupportedLikelihoodError
 from torch_ssgp.likelihoods import couples_classes
 from torch_ssgp.models import StreamingGP
-from torch_ssgp.update import UpdateResult
-from torch_ssgp.update.options import Callback
+from torch_ssgp.update import UpdateOptions, UpdateResult
 
 
 class MultiOutputGP(AtomicModule, nn.Module):
     """Targets of shape ``n x q`` on a model with one function per output.
 
-    The outputs are the last batch dimension of a :class:`StreamingGP`: each has its own
-    function, memory and inducing points, and its own hyperparameters where kernel, mean
-    and likelihood have that batch shape. All are updated in one go. Only shapes
-    change here: targets are ``(*batch, n, q)`` and posteriors are GPyTorch's
-    ``MultitaskMultivariateNormal``.
+    The outputs are the last batch dimension of a :class:`StreamingGP`. Each has its own
+    function, memory and inducing points. It has its own hyperparameters where kernel,
+    mean and likelihood have that batch shape. All outputs are updated together.
+
+    This class only changes shapes: targets are ``(*batch, n, q)``, and posteriors are
+    GPyTorch's ``MultitaskMultivariateNormal``. The data are in ``model.memory``, raw
+    while it has room, else as rows. To save the model, save ``model`` and load it with
+    ``MultiOutputGP(StreamingGP.load(path))``.
 
     Args:
         model: A model whose ``batch_shape`` ends in the number of outputs.
@@ -74,59 +77,40 @@ class MultiOutputGP(AtomicModule, nn.Module):
         x_new: Tensor,
         y_new: Tensor,
         noise: Tensor | None = None,
-        *,
-        num_steps: int = 100,
-        lr: float | None = None,
-        optimizer: str = "adam",
-        learn_hyperparameters: bool | int = True,
-        learn_inducing_points: bool = True,
-        inducing_points: Tensor | None = None,
-        trust_region: float | None = None,
-        forget: float = 1.0,
-        progress: bool = False,
-        callback: Callback | None = None,
+        **options: Any,
     ) -> UpdateResult:
-        """As :meth:`StreamingGP.update`, for several outputs.
+        """Learn from new data; see :meth:`StreamingGP.update`.
 
         Args:
             x_new: ``(*batch, n, d)`` or ``(n, d)``, shared by the outputs.
             y_new: ``(*batch, n, q)``.
             noise: Known noise variances ``(*batch, n, q)``.
-            num_steps: Budget of the inner loop; 0 for the closed form alone.
-            lr: Learning rate.
-            optimizer: ``"adam"`` or ``"lbfgs"``.
-            learn_hyperparameters: Whether, or at every which update, the inner loop
-                moves hyperparameters.
-            learn_inducing_points: Whether it moves inducing points.
-            inducing_points: ``(m, d)`` or one set per output, ``(*batch, q, m, d)``.
-            trust_region: Width of the region log-hyperparameters do not leave lightly.
-            forget: Power of the past's likelihood, in (0, 1].
-            progress: Show a progress bar.
-            callback: Called as ``callback(step, bound)`` in the inner loop.
+            **options: Options of :class:`~torch_ssgp.UpdateOptions`.
+                ``inducing_points`` are ``(m, d)``, or one set per output,
+                ``(*batch, q, m, d)``.
 
         Returns:
-            What happened, with one bound per output.
+            The report of the update, with one bound per output.
         """
-        return self.model.update(
-            self._shared(x_new),
-            self._by_output(y_new, "y_new", x_new),
-            None if noise is None else self._by_output(noise, "noise", x_new),
-            num_steps=num_steps,
-            lr=lr,
-            optimizer=optimizer,
-            learn_hyperparameters=learn_hyperparameters,
-            learn_inducing_points=learn_inducing_points,
-            inducing_points=inducing_points,
-            trust_region=trust_region,
-            forget=forget,
-            progress=progress,
-            callback=callback,
-        )
+        known = [field.name for field in fields(UpdateOptions)]
+        check.check_options(options, known, "MultiOutputGP.update")
+        chosen = UpdateOptions(**options)
+        y = self._by_output(y_new, "y_new", x_new)
+        noise = None if noise is None else self._by_output(noise, "noise", x_new)
+        with self.model.locks.turn(self.model.device):
+            return self._learn(self._shared(x_new), y, noise, chosen)
+
+    def _learn(
+        self, x: Tensor, y: Tensor, noise: Tensor | None, options: UpdateOptions
+    ) -> UpdateResult:
+        return self.model.learn_from(self.model.check_data(x, y, noise), options)
 
     def condition_on_observations(
         self, x: Tensor, y: Tensor, noise: Tensor | None = None
     ) -> MultiOutputGP:
-        """As :meth:`StreamingGP.condition_on_observations`, for several outputs.
+        """A new model that has also seen the data; this one is untouched.
+
+        See :meth:`StreamingGP.condition_on_observations`.
 
         Args:
             x: ``(*batch, n, d)``.
@@ -134,7 +118,7 @@ class MultiOutputGP(AtomicModule, nn.Module):
             noise: Known noise variances ``(*batch, n, q)``.
 
         Returns:
-            A new model that has also seen the data.
+            The new model.
         """
         noise = None if noise is None else self._by_output(noise, "noise", x)
         y = self._by_output(y, "y", x)
@@ -166,8 +150,8 @@ class MultiOutputGP(AtomicModule, nn.Module):
             from_memory: As in ``model(x, from_memory=True)``.
 
         Returns:
-            A multitask distribution where the likelihood is Gaussian; else whatever
-            the likelihood returns, with outputs as its last batch dimension.
+            A multitask distribution if the likelihood is Gaussian. Otherwise what the
+            likelihood returns, with outputs as its last batch dimension.
         """
         noise = None if noise is None else self._by_output(noise, "noise", x)
         predictive = self.model.predict(self._shared(x), noise, from_memory=from_memory)
