@@ -53,6 +53,7 @@ from torch_ssgp.update import (
     sites,
 )
 
+STRATEGY = "variational.strategy.StreamingVariationalStrategy"
 # Where the host asks for values on purpose, once per call, and what it asks.
 HOST_CHECKS = {
     "validation._check_finite": "whether data are finite",
@@ -102,13 +103,15 @@ HOST_CHECKS = {
     "models.StreamingGP.predict": "GPyTorch: whether variances are positive",
     "likelihoods._expected_log_prob": "torch: whether a distribution is valid",
     "likelihoods.as_likelihood_input": "GPyTorch: whether variances are positive",
-    "variational.StreamingVariationalStrategy._whitened_moments": "whether q is finite",
-    "variational.StreamingVariationalStrategy._check_inducing_points": "their values",
-    "variational._safe_cholesky": "whether the factorisation succeeded",
-    "variational._check_finite": "whether the past is finite",
-    "variational.StreamingVariationalStrategy.__call__": "GPyTorch: the same",
-    "variational.StreamingVariationalStrategy._old_data_term": "GPyTorch: the same",
-    "variational.StreamingVariationalStrategy._absorb_factor": "GPyTorch: the same",
+    f"{STRATEGY}._whitened_moments": "whether q is finite",
+    f"{STRATEGY}._check_inducing_points": "their values",
+    "variational.strategy._safe_cholesky": "whether the factorisation succeeded",
+    "variational.strategy._check_finite": "whether the past is finite",
+    f"{STRATEGY}.__call__": "GPyTorch: the same",
+    f"{STRATEGY}._old_data_term": "GPyTorch: the same",
+    f"{STRATEGY}._absorb_factor": "GPyTorch: the same",
+    "mlls.StreamingELBO.forward": "GPyTorch: the same",
+    "variational.watch.SeenData.add": "which data returned, every few evaluations",
 }
 # Where constants of the host go to the device.
 COPIES = {

@@ -23,7 +23,7 @@ points. Data walk through the rooms once:
 ``likelihoods.py``           what an update asks of a likelihood
 ``multioutput.py``           several outputs as a batch of streams
 ``streaming.py``             ``stream``: predict, then learn, batch by batch
-``variational.py``           the same idea as a GPyTorch variational strategy
+``variational/``             the same idea as a GPyTorch variational strategy
 ``mlls.py``                  ``StreamingELBO`` for hand-written training loops
 ``surrogates/``              BoTorch models (needs the extra ``botorch``)
 ``sklearn.py``               scikit-learn estimators (needs the extra ``sklearn``)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import VariationalELBO
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from torch_ssgp import validation as check
 from torch_ssgp.exceptions import ArgumentError
+from torch_ssgp.variational.watch import check_absorbed
 
 
 class StreamingELBOTerms(NamedTuple):
@@ -34,7 +36,7 @@ class StreamingELBOTerms(NamedTuple):
 
 
 class StreamingELBO(VariationalELBO):
-    r"""GPyTorch's ``VariationalELBO`` that also reports its terms.
+    r"""GPyTorch's ``VariationalELBO`` that reports its terms and notices its misuse.
 
     For a model with a :class:`~torch_ssgp.variational.StreamingVariationalStrategy`
     the value is, divided by ``num_data``, the paper's online bound
@@ -42,6 +44,10 @@ class StreamingELBO(VariationalELBO):
     .. math::
         \sum_i E_q \log p(y_i | f_i) - \beta \big[ KL(q(b) \| p(b))
             + KL(q(a) \| q_{old}(a)) - KL(q(a) \| p_{old}(a)) \big].
+
+    A :class:`~torch_ssgp.exceptions.ForgottenAbsorbWarning` says that a second batch is
+    trained on without an ``absorb`` before it. The sign is more than ``num_data``
+    different data since the last one.
 
     Args:
         likelihood: The likelihood.
@@ -98,6 +104,21 @@ class StreamingELBO(VariationalELBO):
         super().__init__(
             likelihood, model, num_data, beta=beta, combine_terms=combine_terms
         )
+
+    def forward(
+        self, variational_dist_f: MultivariateNormal, target: Tensor, **kwargs: Any
+    ) -> Any:
+        """The bound, divided by ``num_data``.
+
+        Args:
+            variational_dist_f: ``model(x)``, for the new batch or a minibatch of it.
+            target: ``(*batch, n)``, the targets of ``x``.
+            **kwargs: For the likelihood's ``expected_log_prob``, as in GPyTorch.
+        """
+        if self.model.training and torch.is_grad_enabled():
+            strategy = self.model.variational_strategy
+            check_absorbed(strategy, variational_dist_f, target, self.num_data)
+        return super().forward(variational_dist_f, target, **kwargs)
 
     def terms(
         self,
