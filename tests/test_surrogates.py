@@ -690,6 +690,17 @@ def test_fit_after_loading_is_fit_without(memory_size: int, noisy: bool) -> None
     assert_same_posterior(ours.posterior(X), loaded.posterior(X), 0.0)
 
 
+def test_a_state_of_version_0_1_loads() -> None:
+    path = Path(__file__).parent / "data" / "surrogate_v1.pt"
+    saved = torch.load(path, weights_only=True)
+    ours = SingleTaskStreamingGP(*data(3), num_inducing=8)
+    ours.load_state_dict(saved["state"])
+    posterior = ours.posterior(saved["X"])
+    torch.testing.assert_close(posterior.mean, saved["mean"])
+    torch.testing.assert_close(posterior.variance, saved["variance"])
+    ours.update(*data(2), num_steps=2)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.filterwarnings("ignore:.*standardized")
 @pytest.mark.parametrize("transform", [None, Standardize(m=2)])

@@ -5,6 +5,7 @@ import doctest
 import pickle
 import unittest
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gpytorch
@@ -828,6 +829,19 @@ def test_several_optimizers_are_told() -> None:
     assert len(model.strategy.inducing_points) == 4
 
 
+def test_optimizers_may_come_from_a_generator() -> None:
+    model = Model(grid(5))
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    model(grid(6)).mean.sum().backward()
+    adam.step()
+    z = model.strategy.inducing_points
+    assert z in adam.state
+    model.strategy.absorb(grid(7), optimizer=(one for one in [adam]))
+    assert z not in adam.state
+    model(grid(6)).mean.sum().backward()
+    adam.step()
+
+
 def test_a_live_graph_is_survived_and_reported() -> None:
     model = Model(grid(5))
     randomize(model)
@@ -841,8 +855,9 @@ def test_a_live_graph_is_survived_and_reported() -> None:
     del output, kl
 
     output = model(x).mean.sum() + model.strategy.kl_divergence()
-    with pytest.warns(StreamingGPWarning, match="new parameter"):
+    with pytest.warns(StreamingGPWarning, match="new parameter") as caught:
         model.strategy.absorb(grid(6))
+    assert {warning.filename for warning in caught} == {__file__}
     assert model(x).mean.shape == (8,)
     del output
 
@@ -892,6 +907,17 @@ def test_a_state_with_another_number_of_points_loads(num: int, assign: bool) -> 
         source.strategy.inducing_points.add_(1.0)
     if not assign:
         assert target.strategy.inducing_points.max() <= 1
+
+
+def test_a_state_of_version_0_1_loads() -> None:
+    path = Path(__file__).parent / "data" / "strategy_v1.pt"
+    saved = torch.load(path, weights_only=True)
+    model = Model(grid(4))
+    model.load_state_dict(saved["state"])
+    mean, variance = predict(model, grid(10, -0.2, 1.2))
+    torch.testing.assert_close(mean, saved["mean"])
+    torch.testing.assert_close(variance, saved["variance"])
+    torch.testing.assert_close(model.strategy.kl_divergence().detach(), saved["kl"])
 
 
 def test_a_state_without_past_replaces_one_with_past() -> None:

@@ -141,8 +141,6 @@ class StreamingVariationalStrategy(VariationalStrategy):
 
     seen: SeenData | None = None  # what an objective counts, see watch.py
 
-    _OLD = ("old_inducing_points", "old_U", "old_g", "old_log_evidence")
-
     def __init__(
         self,
         model: Any,
@@ -161,12 +159,8 @@ class StreamingVariationalStrategy(VariationalStrategy):
         )
         # GPyTorch's fantasies solve with the wrong noise; see get_fantasy_model.
         self.has_fantasy_strategy = False
-        z = self.inducing_points.detach()
-        # Empty tensors, not None: None would be missing in the state_dict.
-        self.register_buffer("old_inducing_points", z[..., :0, :].clone())
-        self.register_buffer("old_U", z.new_zeros(0, 0))
-        self.register_buffer("old_g", z.new_zeros(0))
-        self.register_buffer("old_log_evidence", z.new_zeros(()))
+        for name, value in _no_past(self.inducing_points.detach()).items():
+            self.register_buffer(name, value)
 
     @property
     def has_old_posterior(self) -> bool:
@@ -344,7 +338,7 @@ class StreamingVariationalStrategy(VariationalStrategy):
             root = _safe_cholesky(to_dense(covariance).to(dtype))
         if not (torch.isfinite(mean).all() and torch.isfinite(root).all()):
             raise NonFiniteError(
-                "q has NaN or infinity in it, so it cannot be absorbed; the state is "
+                "q has NaN or infinite values and cannot be absorbed; the state is "
                 "unchanged. Restore parameters from before training diverged, or "
                 "train with a smaller learning rate."
             )
@@ -409,21 +403,17 @@ class StreamingVariationalStrategy(VariationalStrategy):
 
         A state of GPyTorch's ``VariationalStrategy`` loads too, as one without past.
         """
-        if prefix + "inducing_points" in state_dict:
-            if not any(prefix + name in state_dict for name in self._OLD):
-                z = state_dict[prefix + "inducing_points"]
-                state_dict[prefix + "old_inducing_points"] = z[..., :0, :]
-                state_dict[prefix + "old_U"] = z.new_zeros(0, 0)
-                state_dict[prefix + "old_g"] = z.new_zeros(0)
-                state_dict[prefix + "old_log_evidence"] = z.new_zeros(())
-        for name in self._OLD:
-            value = state_dict.get(prefix + name)
-            if value is not None:
-                # Points have the dtype of the model, rows that of the algebra.
-                z = self.inducing_points
-                dtype = z.dtype if name == "old_inducing_points" else value.dtype
-                empty = torch.empty_like(value, dtype=dtype, device=z.device)
-                setattr(self, name, empty)
+        z, ours = state_dict.get(prefix + "inducing_points"), self.inducing_points
+        past = {prefix + name: value for name, value in _no_past(ours).items()}
+        if z is not None and past.keys().isdisjoint(state_dict):
+            new = _no_past(z)
+            state_dict |= {prefix + name: value for name, value in new.items()}
+        for key in past.keys() & state_dict.keys():
+            # Points have the dtype of the model, rows that of the algebra.
+            name, value = key.removeprefix(prefix), state_dict[key]
+            dtype = ours.dtype if name == "old_inducing_points" else value.dtype
+            empty = torch.empty_like(value, dtype=dtype, device=ours.device)
+            setattr(self, name, empty)
         resize_like(self, ["inducing_points"], state_dict, prefix)
         q = self._variational_distribution
         names = [name for name, _ in q.named_parameters(recurse=False)]
@@ -431,6 +421,16 @@ class StreamingVariationalStrategy(VariationalStrategy):
         q.num_inducing_points = self.inducing_points.size(-2)
         self.seen = None
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _no_past(z: Tensor) -> dict[str, Tensor]:
+    """Buffers without a past: empty tensors, because a state_dict leaves out None."""
+    return {
+        "old_inducing_points": z[..., :0, :].clone(),
+        "old_U": z.new_zeros(0, 0),
+        "old_g": z.new_zeros(0),
+        "old_log_evidence": z.new_zeros(()),
+    }
 
 
 def _same_points(z_b: Tensor, z_a: Tensor) -> Tensor:
@@ -444,15 +444,15 @@ def _safe_cholesky(K: Tensor) -> Tensor:
     except (NotPSDError, NanError) as error:
         raise FactorizationError(
             f"The covariance of the inducing points could not be factored ({error}); "
-            "the state is unchanged. Raise jitter_val, or move apart inducing points "
-            "that nearly coincide."
+            "the state is unchanged. Raise jitter_val, or remove inducing points that "
+            "nearly coincide."
         ) from error
 
 
 def _check_finite(*values: Tensor) -> None:
     if not all(bool(torch.isfinite(value).all()) for value in values):
         raise NonFiniteError(
-            "The posterior to absorb has NaN or infinity in it; the state is "
+            "The posterior to absorb has NaN or infinite values; the state is "
             "unchanged. Check the hyperparameters of the model for NaN."
         )
 

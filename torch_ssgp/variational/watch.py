@@ -48,14 +48,15 @@ class SeenData:
         waits = x.device.type != "cpu"
         if not self.is_counting or (waits and self.num_calls % EVERY):
             return
-        keys = data_keys(x, y).unique()
+        keys = data_keys(x, y)
         if self.stride > 1:
             keys = keys[(keys >> 33) % self.stride == 0]
         keys = keys.cpu()
-        known = torch.isin(keys, self.once)
-        again = keys[known]
-        self.twice = torch.cat([self.twice, again[~torch.isin(again, self.twice)]])
-        self.once = torch.cat([self.once, keys[~known]])
+        keys = keys[~torch.isin(keys, self.twice)].unique()
+        if len(keys):
+            known = torch.isin(keys, self.once)
+            self.twice = torch.cat([self.twice, keys[known]])
+            self.once = torch.cat([self.once, keys[~known]])
 
     def is_more_than(self, num_data: int) -> bool:
         """Whether more data returned than a batch has.
@@ -83,8 +84,9 @@ def data_keys(x: Tensor, y: Tensor) -> Tensor:
     """
     rows = torch.cat([t.reshape(len(t), -1).double() for t in (x, y)], -1)
     # Integers: their sum does not depend on the order. Mixed, or grids would collide.
-    bits = rows.view(torch.int64) * MULTIPLIER
-    bits = (bits ^ (bits >> 32)) * MULTIPLIER
+    bits = rows.view(torch.int64)
+    for _ in range(2):
+        bits = (bits ^ (bits >> 32)) * MULTIPLIER
     columns = torch.arange(bits.size(-1), device=bits.device)
     return (bits * (2 * columns + 1)).sum(-1)
 

@@ -28,11 +28,7 @@ class StreamingWrapper:
     base_variational_strategy: StreamingVariationalStrategy
 
     def sum_latents(self, value: Tensor) -> Tensor:
-        """Sum over the functions of the wrapped strategy.
-
-        Args:
-            value: ``(*batch,)``.
-        """
+        """Sum over the functions of the wrapped strategy, ``(*batch,)``."""
         raise NotImplementedError
 
     def kl_divergence(self) -> Tensor:
@@ -52,11 +48,6 @@ class StreamingWrapper:
         max_surprise: float = 3.0,
     ) -> AbsorbResult:
         """See :meth:`StreamingVariationalStrategy.absorb`.
-
-        Args:
-            inducing_points: ``(*batch, m_c, d)``, of the next update, or ``None``.
-            optimizer: Optimisers that hold the parameters.
-            max_surprise: For directions in which q is wider than the prior.
 
         Returns:
             One entry for each latent function.
