@@ -314,6 +314,7 @@ CONTRACT: dict[str, tuple[tuple[str, ...], list[str]]] = {
             "surrogate.update(X, Y.expand(10, 2))",
             "surrogate.update(X, Y, 0 * Y)",
             "surrogate.update(X, Y, num_steps=None)",
+            "surrogate.update(X, Y, num_step=3)",
             "surrogate.update(X, Y, lr=0)",
             "surrogate.update(X, Y, forget=0)",
             "surrogate.update(X, Y, inducing_points=X.expand(10, 3))",
