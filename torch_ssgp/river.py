@@ -329,8 +329,8 @@ class StreamingGPRegressor(_StreamingGP, base.MiniBatchRegressor):
     Example:
         >>> import math
         >>> from torch_ssgp.river import StreamingGPRegressor
-        >>> model = StreamingGPRegressor(num_inducing=20, batch_size=20)
-        >>> for k in range(100):
+        >>> model = StreamingGPRegressor(num_inducing=20, batch_size=10)
+        >>> for k in range(60):
         ...     x = {"time": 0.1 * k}
         ...     prediction = model.predict_one(x)
         ...     model.learn_one(x, math.sin(x["time"]))
@@ -452,8 +452,8 @@ class StreamingGPClassifier(_StreamingGP, base.MiniBatchClassifier):
 
     Example:
         >>> from torch_ssgp.river import StreamingGPClassifier
-        >>> model = StreamingGPClassifier(num_inducing=20, batch_size=20)
-        >>> for k in range(100):
+        >>> model = StreamingGPClassifier(num_inducing=10)
+        >>> for k in range(60):
         ...     x = {"time": 0.7 * k % 6}
         ...     label = model.predict_one(x)
         ...     model.learn_one(x, "late" if x["time"] > 3 else "early")
@@ -469,7 +469,7 @@ class StreamingGPClassifier(_StreamingGP, base.MiniBatchClassifier):
         num_inducing: int = 100,
         memory_size: int | None = None,
         options: UpdateOptions | None = None,
-        batch_size: int = 1,
+        batch_size: int = 10,
         absent: float | None = None,
         from_memory: bool = False,
     ) -> None:

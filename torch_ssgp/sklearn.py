@@ -173,10 +173,10 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
     Example:
         >>> import numpy as np
         >>> from torch_ssgp.sklearn import StreamingGPRegressor
-        >>> X = np.linspace(0, 6, 200).reshape(-1, 1)
+        >>> X = np.linspace(0, 6, 100).reshape(-1, 1)
         >>> y = np.sin(X).ravel()
         >>> model = StreamingGPRegressor(num_inducing=20)
-        >>> for rows in np.array_split(np.arange(200), 4):
+        >>> for rows in np.array_split(np.arange(100), 2):
         ...     model = model.partial_fit(X[rows], y[rows])
         >>> mean, std = model.predict(X, return_std=True)
         >>> bool(model.score(X, y) > 0.99)
@@ -391,10 +391,10 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
     Example:
         >>> import numpy as np
         >>> from torch_ssgp.sklearn import StreamingGPClassifier
-        >>> X = np.linspace(0, 6, 100).reshape(-1, 1)
+        >>> X = np.linspace(0, 6, 60).reshape(-1, 1)
         >>> y = np.where(np.sin(X).ravel() > 0, "up", "down")
-        >>> model = StreamingGPClassifier(num_inducing=20)
-        >>> for rows in np.arange(100).reshape(25, 4).T:
+        >>> model = StreamingGPClassifier(num_inducing=10)
+        >>> for rows in np.arange(60).reshape(30, 2).T:
         ...     model = model.partial_fit(X[rows], y[rows], classes=["up", "down"])
         >>> bool(model.score(X, y) > 0.9)
         True
