@@ -307,7 +307,7 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
             model.target_mean = self.target_mean[..., chosen]
             model.target_squares = self.target_squares[..., chosen]
             model.average_noise = outputs.select(self.average_noise, -2, chosen)
-            model._show_noise()
+            model._sync_noise()
             if hasattr(self, "outcome_transform"):
                 model.outcome_transform = self.outcome_transform.subset_output(chosen)
         return model.eval()
@@ -340,7 +340,7 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
         if number is not None:  # one for all outputs, or one for each
             self.num_targets = self.num_targets.new_empty(number.shape)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self._show_noise()
+        self._sync_noise()
 
     # -- helpers ---------------------------------------------------------------------
 
@@ -361,7 +361,7 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
     def _has_fixed_noise(self) -> bool:
         return isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
 
-    def _show_noise(self) -> None:
+    def _sync_noise(self) -> None:
         """Put the average noise where BoTorch looks for it."""
         if self._has_fixed_noise:
             self.likelihood.noise_covar.noise = self.average_noise

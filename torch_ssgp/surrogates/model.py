@@ -314,7 +314,7 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         )
         rescale(self.model, scale, shift)
         self.average_noise = self.average_noise * scale.square().unsqueeze(-1)
-        self._show_noise()
+        self._sync_noise()
 
     def _working_copy(self) -> SingleTaskStreamingGP:
         """A copy to learn on; buffers that are never changed in place are shared."""
@@ -334,7 +334,7 @@ class SingleTaskStreamingGP(StreamingSurrogate):
             for mine, copied in zip(self.modules(), work.modules(), strict=True):
                 mine.__dict__["_buffers"] = copied._buffers
             self.model.warned = work.model.warned
-            self._show_noise()
+            self._sync_noise()
 
         with self.model.locks.commit:
             atomic_change(change, [self])
@@ -373,7 +373,7 @@ class SingleTaskStreamingGP(StreamingSurrogate):
             share = n / (outputs.to_core(number, m) if number.ndim else number)
             average = noise.mean(-1, keepdim=True)
             self.average_noise = self.average_noise.lerp(average, share)
-            self._show_noise()
+            self._sync_noise()
         return result
 
     def _learn_again(self, options: UpdateOptions) -> UpdateResult:
