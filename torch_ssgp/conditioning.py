@@ -116,6 +116,10 @@ def _memory_with(
         **buffers(rows, every, GaussianData(target, every.noise, offset), shared),
         started_at=core.memory.started_at,
         since_start=core.memory.since_start + new.y.size(-1),
+        since_learning=core.memory.since_learning + new.y.size(-1),
+        loss=core.memory.loss.expand(batch),
+        doubt=core.memory.doubt.expand(*batch, -1),
+        doubted=core.memory.doubted,
     )
     return memory
 

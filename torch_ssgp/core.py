@@ -250,7 +250,7 @@ class StreamingCore(AtomicModule, GP):
         return max(settings.jitter.of(dtype), float(self.summary.jitter))
 
     @torch.no_grad()
-    def evidence(self, power: float) -> Tensor:
+    def evidence(self, power: Tensor) -> Tensor:
         """The bound of before, with the past raised to a power."""
         if self.summary.is_empty:
             return self.summary.residual

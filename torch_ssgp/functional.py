@@ -47,15 +47,19 @@ class PseudoObservations(NamedTuple):
     rho: Tensor
     n: Tensor
 
-    def discount(self, power: float) -> PseudoObservations:
+    def discount(self, power: float | Tensor) -> PseudoObservations:
         r"""The past with its likelihood raised to a power.
 
         Args:
-            power: :math:`\lambda` in (0, 1]; 1 forgets nothing.
+            power: :math:`\lambda` in (0, 1], one or ``(*batch,)``; 1 forgets nothing.
 
         Returns:
             :math:`(\sqrt\lambda U, \sqrt\lambda g, \lambda \rho, \lambda n)`.
         """
+        if isinstance(power, Tensor):
+            root = power.sqrt().unsqueeze(-1)
+            U, g = root.unsqueeze(-1) * self.U, root * self.g
+            return PseudoObservations(U, g, power * self.rho, power * self.n)
         if power == 1:
             return self
         root = power**0.5
@@ -233,7 +237,8 @@ def weigh(r: Tensor, noise: Tensor | None, s: Tensor, weight: Tensor | None) -> 
         noise: ``(*batch, n)`` or broadcastable, their noise variances; ``None`` where
             they are ``s``.
         s: ``(*batch,)`` noise scale of the rows.
-        weight: ``(n,)`` powers of their likelihoods; ``None`` for ones.
+        weight: ``(*batch, n)`` or ``(n,)``, powers of their likelihoods; ``None`` for
+            ones.
     """
     rho: Tensor | float = 0.0
     w = weight
@@ -283,8 +288,9 @@ def project(
         s: ``(*batch,)``, noise scale of the rows: the observation noise when it is
             shared with the past, one in site form.
         alpha: Power of Power-EP; 0 is the variational bound.
-        weight: ``(n,)``, :math:`\lambda_i`, powers of the likelihood of each datum,
-            below one for those that are being forgotten; ``None`` for ones.
+        weight: ``(*batch, n)`` or ``(n,)``, :math:`\lambda_i`, powers of the
+            likelihood of each datum, below one for those that are being forgotten;
+            ``None`` for ones.
 
     Returns:
         The rows, and what was lost.
@@ -315,7 +321,7 @@ def project(
         r=torch.cat([r_f, r_a], -1),
         loss=loss,
         rho=rho,
-        n=past.n + (y.size(-1) if weight is None else weight.sum()),
+        n=past.n + (y.size(-1) if weight is None else weight.sum(-1)),
     )
 
 
@@ -466,7 +472,8 @@ def observe(
         y: ``(*batch, n)`` targets at ``x``.
         noise: ``(*batch, n)`` or broadcastable noise variances.
         s: ``(*batch,)`` noise scale of the rows.
-        weight: ``(n,)``, powers of the likelihood of each datum; ``None`` for ones.
+        weight: ``(*batch, n)`` or ``(n,)``, powers of the likelihood of each datum;
+            ``None`` for ones.
 
     Returns:
         Pseudo-observations at ``[Z_a; x]``.
@@ -484,7 +491,7 @@ def observe(
         U=torch.cat([upper, lower], -2),
         g=torch.cat([g, wy], -1),
         rho=past.rho - s * logs.sum(-1),
-        n=past.n + (y.size(-1) if weight is None else weight.sum()),
+        n=past.n + (y.size(-1) if weight is None else weight.sum(-1)),
     )
 
 

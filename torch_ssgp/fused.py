@@ -86,7 +86,7 @@ class _Evidence(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         L, rows, D, L_D, gamma, s, n, misfit, c2 = ctx.saved_tensors
         m, weight = L.size(-1), grad / s
         D_inv = torch.cholesky_inverse(L_D)

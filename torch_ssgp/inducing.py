@@ -23,10 +23,12 @@ from torch import Tensor
 from torch_ssgp.exceptions import ArgumentError, Breakdown
 from torch_ssgp.functional import (
     PseudoObservations,
+    broadcast_matrices,
     cholesky,
     solve_lower,
 )
-from torch_ssgp.modules import inducing_gram, same_points, variances
+from torch_ssgp.kernels import Form
+from torch_ssgp.modules import form_of, inducing_gram, same_points, variances
 from torch_ssgp.validation import (
     check_module,
     check_positive_int,
@@ -34,6 +36,8 @@ from torch_ssgp.validation import (
     kind_of,
 )
 
+NEEDED = 0.02  # nats that a datum may lose before it gets a point of its own
+FEW = 8  # points that are added to old ones; for more, all are chosen anew
 BLOCK = 16  # choices between two looks at what is left, at most: a device waits there
 
 
@@ -99,6 +103,17 @@ class InducingPolicy(ABC):
         """
         del candidates, loss
         return z
+
+    def extend(self, candidates: Candidates) -> Tensor:
+        """Choose where nothing is learned; cheaper, where a policy has such a way.
+
+        Args:
+            candidates: Where points may lie, with hyperparameters that stay.
+
+        Returns:
+            ``(*batch, m_b, d)``.
+        """
+        return self(candidates)
 
     def advice(self, num_inducing: int, budget: int) -> str:
         """What to change where too much was lost, for a warning.
@@ -381,6 +396,33 @@ class AdaptiveBudget(InducingPolicy):
         count = int((loss > enough.unsqueeze(-1)).sum(-1).max()) + 1
         return points[..., : max(count, self.min_inducing), :]
 
+    def extend(self, candidates: Candidates) -> Tensor:
+        """The points of before, and what new data need beside them.
+
+        At a full budget those go that the others say most about. Where many are
+        needed, all are chosen anew.
+        """
+        z, x = candidates.z_a, candidates.x_new
+        most = self._most(candidates)
+        if not 0 < z.size(-2) <= most or x.size(-2) == 0:
+            return self(candidates)
+        form = form_of(candidates.kernel)
+        K_zz, K_zx, _ = inducing_gram(form, z, candidates.jitter, x)
+        A = solve_lower(cholesky(K_zz), K_zx)
+        unknown = form.variances(x) - A.square().sum(-2)
+        weight = candidates.weight[..., candidates.x.size(-2) - x.size(-2) :]
+        lost = weight * unknown / (2 * candidates.s.unsqueeze(-1))
+        needed = (lost > NEEDED).reshape(-1, x.size(-2)).any(0)
+        count = int(needed.sum())
+        if count == 0:
+            return z
+        if count > FEW:
+            return self(candidates)
+        z = torch.cat(broadcast_matrices(z, x[..., needed, :]), -2)
+        while z.size(-2) > most:
+            z = _without_most_redundant(form, z, candidates.jitter, count)
+        return z
+
     def revise(self, candidates: Candidates, z: Tensor, loss: Tensor) -> Tensor:
         """Choose again if more is lost than allowed and there is room."""
         enough = self._enough(candidates)
@@ -482,6 +524,21 @@ def _unexplained(
     taken = same.any(-2)
     E = E.masked_fill(taken.unsqueeze(-1) | taken.unsqueeze(-2), 0.0)
     return E, jitter[..., num_given:]
+
+
+def _without_most_redundant(
+    form: Form, z: Tensor, jitter: float, num_new: int
+) -> Tensor:
+    """All but the point that the others say most about; the last ``num_new`` stay."""
+    K = inducing_gram(form, z, jitter).K_zz
+    precision = torch.cholesky_inverse(cholesky(K)).diagonal(dim1=-2, dim2=-1)
+    # Of the prior variance, what is left given the others.
+    left = 1 / (precision * K.diagonal(dim1=-2, dim2=-1))
+    left = left[..., : z.size(-2) - num_new]
+    drop = left.argmin(-1, keepdim=True)
+    index = torch.arange(z.size(-2) - 1, device=z.device).expand(*drop.shape[:-1], -1)
+    index = index + (index >= drop)
+    return z.gather(-2, index.unsqueeze(-1).expand(*index.shape, z.size(-1)))
 
 
 def evenly(x: Tensor, count: int) -> Tensor:

@@ -83,7 +83,8 @@ class Exponential(Form):
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
         """Covariance ``(*batch, n1, n2)``."""
-        phi, psi = [], []
+        phi: list[Tensor] = []
+        psi: list[Tensor] = []
         for part in self.parts:
             left, right = part.features(x1, x2)
             phi, psi = phi + left, psi + right
@@ -341,7 +342,7 @@ class _Matern(torch.autograd.Function):
         return _polynomial(t, nu).mul_(e)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         q, t, e = ctx.saved_tensors
         nu = ctx.nu
         if torch.is_grad_enabled():  # somebody wants a second derivative

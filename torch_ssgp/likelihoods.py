@@ -227,6 +227,29 @@ def expected_log_prob(
     return log_prob.where(good, math.nan)
 
 
+def log_predictive(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    """Log-probability of each target, given the marginals of its function.
+
+    Classes that share data get equal shares of a bound on it.
+
+    Args:
+        likelihood: A likelihood.
+        y: ``(*batch, n)`` targets.
+        mean: ``(*batch, n)`` marginal means of the function.
+        variance: ``(*batch, n)`` marginal variances.
+    """
+    if couples_classes(likelihood):
+        return expected_log_prob(likelihood, y, mean, variance)
+    variance = variance.clamp_min(MIN_VARIANCE)
+    latent = MultivariateNormal(mean, DiagLinearOperator(variance))
+    devices = [mean.device] if mean.is_cuda else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(_SEED)
+        return likelihood.log_marginal(y, latent)
+
+
 def _expected_log_prob(
     likelihood: Likelihood, y: Tensor, mean: Tensor, variance: Tensor
 ) -> Tensor:

@@ -46,7 +46,8 @@ class Data(NamedTuple):
         x: ``(*batch, n, d)``.
         y: ``(*batch, n)``, targets as they came.
         noise: ``(*batch, n)``, known noise variances, zero where there is none.
-        weight: ``(n,)``, powers of their likelihoods; ``None`` where all are one.
+        weight: ``(n,)`` or ``(*batch, n)``, powers of their likelihoods; ``None``
+            where all are one.
     """
 
     x: Tensor
@@ -57,7 +58,16 @@ class Data(NamedTuple):
     @property
     def num_data(self) -> Tensor | int:
         """The number of data, each counted with its weight."""
-        return self.y.size(-1) if self.weight is None else self.weight.sum()
+        return self.y.size(-1) if self.weight is None else self.weight.sum(-1)
+
+    def narrow(self, start: int, count: int) -> Data:
+        """Only ``count`` of them, from ``start`` on."""
+        return Data(
+            self.x.narrow(-2, start, count),
+            self.y.narrow(-1, start, count),
+            None if self.noise is None else self.noise.narrow(-1, start, count),
+            None if self.weight is None else self.weight.narrow(-1, start, count),
+        )
 
 
 class GaussianData(NamedTuple):
@@ -188,12 +198,18 @@ class Memory(Buffers):
         target: ``(*batch, k)``, the same as Gaussian observations: their sites.
         noise: ``(*batch, k)``, noise variances of these; zero where it is the noise
             of the likelihood.
-        weight: ``(k,)``, powers of their likelihoods, below one after forgetting.
+        weight: ``(k,)`` or ``(*batch, k)``, powers of their likelihoods, below one
+            after forgetting.
         offset: ``(*batch,)``, residual that belongs to the sites.
         shared_noise: Whether the noise of the rows follows the likelihood.
         started_at: ``()``, data behind the last fresh start of hyperparameters; zero
             if nothing was learned yet.
         since_start: ``()``, data that came after it.
+        since_learning: ``()``, data that came after hyperparameters were last learned.
+        loss: ``(*batch,)``, nats per datum that the inducing points lost then.
+        doubt: ``(*batch, q)``, evidence that the stream has changed, in nats, for every
+            power of forgetting; see :mod:`torch_ssgp.update.forgetting`.
+        doubted: ``()``, data that came since there is a doubt.
     """
 
     SIZES = {
@@ -210,6 +226,10 @@ class Memory(Buffers):
         "shared_noise": "",
         "started_at": "",
         "since_start": "",
+        "since_learning": "",
+        "loss": "",
+        "doubt": "q",
+        "doubted": "",
     }
 
     points: Tensor
@@ -225,6 +245,10 @@ class Memory(Buffers):
     shared_noise: Tensor
     started_at: Tensor
     since_start: Tensor
+    since_learning: Tensor
+    loss: Tensor
+    doubt: Tensor
+    doubted: Tensor
 
     def __init__(self, batch_shape: torch.Size = torch.Size()) -> None:
         super().__init__()
@@ -241,6 +265,10 @@ class Memory(Buffers):
             "offset": torch.zeros(batch_shape),
             "started_at": torch.zeros(()),
             "since_start": torch.zeros(()),
+            "since_learning": torch.zeros(()),
+            "loss": torch.zeros(batch_shape),
+            "doubt": torch.zeros(*batch_shape, 0),
+            "doubted": torch.zeros(()),
         }
         for name, value in empty.items():
             self.register_buffer(name, value.double())
@@ -275,9 +303,9 @@ class Memory(Buffers):
 
     @property
     def num_data(self) -> Tensor:
-        """``()``, data seen; fractional after forgetting."""
+        """``()``, data seen; fractional after forgetting, then ``(*batch,)``."""
         now = copy(self)
-        return now.row_data + now.weight.sum()
+        return now.row_data + now.weight.sum(-1)
 
     @property
     def compressed(self) -> Rows:
@@ -336,7 +364,7 @@ def buffers(
     """
     past, weight, noise = rows.past, data.weight, sites.noise
     if weight is None:
-        weight = torch.ones_like(past.n).expand(data.x.size(-2))
+        weight = past.g.new_ones(data.x.size(-2))
     if noise is None:
         noise = torch.zeros_like(sites.target)
     values = {
@@ -372,6 +400,10 @@ def memory_of(summary: dict[str, Tensor]) -> dict[str, Tensor]:
         **values,
         "started_at": past.n.clone(),
         "since_start": torch.zeros_like(past.n),
+        "since_learning": torch.zeros_like(past.n),
+        "loss": torch.zeros_like(past.rho),
+        "doubt": past.rho.new_zeros(*past.rho.shape, 0),
+        "doubted": torch.zeros_like(past.n),
     }
 
 
@@ -399,12 +431,11 @@ def remember(old: Data, new: Data) -> Data:
         )
     weight = None
     if old.weight is not None or new.weight is not None:
-        ones = (torch.ones_like(d.x[(0,) * (d.x.ndim - 2)][:, 0]) for d in (old, new))
-        weight = torch.cat(
-            [
-                one if d.weight is None else d.weight
-                for one, d in zip(ones, (old, new), strict=True)
-            ]
+        weight = _joined(
+            *(
+                d.y.new_ones(d.y.size(-1)) if d.weight is None else d.weight
+                for d in (old, new)
+            )
         )
     return Data(
         torch.cat(fn.broadcast_matrices(old.x, new.x), -2),

@@ -162,11 +162,12 @@ class StreamingGP(StreamingCore):
         num_steps: int = 100,
         lr: float | None = None,
         optimizer: str = "adam",
-        learn_hyperparameters: bool | int = True,
-        learn_inducing_points: bool = True,
+        learn_hyperparameters: bool | int | str = "auto",
+        learn_inducing_points: bool | None = None,
         inducing_points: Tensor | None = None,
         trust_region: float | None = None,
-        forget: float = 1.0,
+        forget: float | str = 1.0,
+        change_odds: float = 1e-3,
         progress: bool = False,
         callback: Callback | None = None,
     ) -> UpdateResult:
@@ -188,13 +189,21 @@ class StreamingGP(StreamingCore):
             optimizer: ``"adam"`` or ``"lbfgs"``.
             learn_hyperparameters: Whether the inner loop moves hyperparameters; a
                 number k for every k-th update only, beginning with the first.
-            learn_inducing_points: Whether it moves inducing points.
+                ``"auto"`` runs the inner loop when it pays: when the data have grown
+                since the last time, or are surprising. Other updates only remember.
+            learn_inducing_points: Whether it moves inducing points; by default
+                whenever it moves hyperparameters.
             inducing_points: ``(*batch_shape, m, d)``, the new inducing points (or
                 where the inner loop starts). Otherwise the policy chooses.
             trust_region: Width of a region around the hyperparameters of before: a
                 move of their logarithms by so much costs half a nat, twice as much
                 two nats. ``None`` lets the data alone decide.
             forget: Power of the past's likelihood, in (0, 1]; 1 forgets nothing.
+                ``"auto"`` lets the evidence of the new data decide: 1 while they are
+                what the model expects, less where the function drifts, 0 where it
+                has changed and hyperparameters start anew.
+            change_odds: Prior odds that the stream changes at an update, for
+                ``"auto"``.
             progress: Show a progress bar.
             callback: Called as ``callback(step, bound)`` in the inner loop; it may
                 look at the model, condition and copy it, but not change it.
@@ -211,6 +220,7 @@ class StreamingGP(StreamingCore):
             inducing_points=inducing_points,
             trust_region=trust_region,
             forget=forget,
+            change_odds=change_odds,
             progress=progress,
             callback=callback,
         )
@@ -221,8 +231,8 @@ class StreamingGP(StreamingCore):
         start = time.perf_counter()
         points = self.check_inducing_points(options.inducing_points, data.x)
         options = replace(options, inducing_points=points)
-        evidence_before = self.evidence(options.forget)
         learned = learn(self.known(data), data, options, self.limits(data))
+        evidence_before = self.evidence(learned.forgot)
         num_old = self.summary.num_inducing
         num_inducing = learned.summary["inducing_points"].size(-2)
         result = UpdateResult(
@@ -240,6 +250,9 @@ class StreamingGP(StreamingCore):
             num_dropped=num_old - learned.num_kept,
             num_remembered=learned.memory["points"].size(-2),
             restarted=learned.restarted,
+            forgot=learned.forgot,
+            surprise=learned.surprise,
+            learned=learned.learned,
             seconds=time.perf_counter() - start,
             status=learned.status,
         )
@@ -255,7 +268,7 @@ class StreamingGP(StreamingCore):
         self, learned: Learned, data: Data, points_given: bool
     ) -> frozenset[str]:
         """Say once of each limit that it loses much; what was said so far."""
-        num_data = float(learned.summary["num_data"])
+        num_data = float(learned.summary["num_data"].max())
         warned = self.warned
         loss = float(learned.loss.max()) / num_data
         if loss > LARGE_LOSS and not points_given and "points" not in warned:

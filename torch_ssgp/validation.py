@@ -284,11 +284,14 @@ def check_flag(value: bool, name: str) -> None:
         raise ArgumentError(f"{name} is {value!r}; expected True or False.")
 
 
-def check_forget(forget: float) -> None:
+def check_forget(forget: float | str) -> None:
     """The power of the past's likelihood."""
-    if not (is_number(forget) and 0 < forget <= 1):
+    if isinstance(forget, str) and forget == "auto":
+        return
+    if isinstance(forget, str) or not (is_number(forget) and 0 < forget <= 1):
         raise ArgumentError(
-            f"forget is {forget!r}; expected a number in (0, 1], 1 to keep all."
+            f"forget is {forget!r}; expected a number in (0, 1], 1 to keep all, or "
+            "'auto' to let the evidence decide."
         )
 
 

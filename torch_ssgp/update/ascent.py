@@ -66,7 +66,7 @@ class Ascent:
     ) -> None:
         self.objective, self.variables, self.callback = objective, variables, callback
         self.etas = [v.eta for v in variables]
-        self.num_data = float(objective.num_data)
+        self.num_data = float(objective.num_data.max())
         self.trust_region = trust_region
         self.tied = [  # logarithms of hyperparameters, and where they were
             (v.eta, v.eta.detach().clone()) for v in variables if v.floor is not None

@@ -1,5 +1,7 @@
 r"""The walk of an update: a function of what is known, new data and options.
 
+    judge       how well the past predicts the new data: what to forget, and whether
+                it pays to learn
     remember    new data join the raw data of the memory: exact
     learn       maximise the bound on all that is remembered over hyperparameters and
                 inducing points; when the data have doubled, from a fresh start too
@@ -11,6 +13,7 @@ Nothing of the model changes in here: it takes over what comes out, or does not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -39,10 +42,15 @@ from torch_ssgp.memory import (
 from torch_ssgp.modules import same_points
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.ascent import Ascended, choose, maximize
+from torch_ssgp.update.forgetting import ANEW, WITNESS, decide, judge
 from torch_ssgp.update.objective import GaussianObjective, Objective, Prior
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.result import Status
 from torch_ssgp.update.sites import SiteObjective
+
+GROWTH = 0.2  # growth of the data since the last learning that makes it pay again
+LOSS = 0.01  # nats per datum that inducing points may lose in addition, until then
+GONE = 1e-9  # power of a past that is forgotten
 
 Result = TypeVar("Result")
 
@@ -100,6 +108,9 @@ class Learned(NamedTuple):
         memory_loss: ``(*batch,)``, nats lost by compressing the memory.
         num_kept: ``(*batch,)``, old inducing points that are still there.
         restarted: ``(*batch,)``, where a fresh start won.
+        forgot: ``(*batch,)``, power that the past was raised to.
+        surprise: ``(*batch,)``, nats per datum below what the model expected.
+        learned: Whether the inner loop ran.
         ascended: What the inner loop did.
         settled: Whether what is not learned by gradients has converged.
         status: How far it had to fall back.
@@ -114,6 +125,9 @@ class Learned(NamedTuple):
     memory_loss: Tensor
     num_kept: Tensor
     restarted: Tensor
+    forgot: Tensor
+    surprise: Tensor
+    learned: bool
     ascended: Ascended
     settled: bool
     status: Status
@@ -131,14 +145,15 @@ def learn(known: Known, data: Data, options: UpdateOptions, limits: Limits) -> L
     Returns:
         What the model is to become.
     """
+    judged = Judged.of(known, data, options, limits)
     try:
         try:
-            return Update(known, data, options, limits).run()
+            return _learn(known, data, options, limits, judged)
         except Breakdown:
             if options.num_steps == 0:
                 raise
             closed_form = replace(options, num_steps=0)
-            learned = Update(known, data, closed_form, limits).run()
+            learned = _learn(known, data, closed_form, limits, judged)
             return learned._replace(status=Status.CLOSED_FORM)
     except Breakdown as error:
         raise FactorizationError(
@@ -147,6 +162,98 @@ def learn(known: Known, data: Data, options: UpdateOptions, limits: Limits) -> L
             "finite, or raise the jitter: with torch_ssgp.settings.jitter(1e-4): "
             "..."
         ) from error
+
+
+class Judged(NamedTuple):
+    """What new data say about the past, and what follows from it.
+
+    Attributes:
+        power: One number or ``(*batch,)``, what the past is to be raised to.
+        doubt: ``(*batch, q)``, evidence for a change so far.
+        doubted: Data that came since there is a doubt, the new ones included.
+        surprise: ``(*batch,)``, nats per datum below what the model expected.
+        is_surprising: ``(*batch,)``, whether that is more than chance.
+    """
+
+    power: float | Tensor
+    doubt: Tensor
+    doubted: float
+    surprise: Tensor
+    is_surprising: Tensor
+
+    @classmethod
+    def of(
+        cls, known: Known, data: Data, options: UpdateOptions, limits: Limits
+    ) -> Judged:
+        """Predict the new data, and decide."""
+        memory, y = known.memory, data.y
+        nothing = y.new_zeros(y.shape[:-1])
+        is_auto = options.forget == "auto"
+        power: float | Tensor = 1.0 if is_auto else options.forget  # type: ignore[assignment]
+        judgement = None
+        if is_auto or options.learns_when_due:
+            judgement = judge(known.frozen, known.summary, data, limits.jitter)
+        if judgement is None:
+            return cls(power, memory.doubt, 0.0, nothing, nothing > 0)
+        doubt, doubted = memory.doubt.to(y), 0.0
+        if is_auto:
+            is_old = bool((doubt[..., :1] > WITNESS).any())  # doubt of before
+            power, doubt = decide(judgement, doubt, options.change_odds)
+            doubted = is_old * float(memory.doubted) + y.size(-1)
+            if bool((power == 1).all()):
+                power = 1.0
+        return cls(power, doubt, doubted, *judgement[-2:])
+
+    @property
+    def alarm(self) -> Tensor:
+        """``(*batch,)``, which streams seem to begin anew."""
+        if not isinstance(self.power, Tensor):
+            return torch.zeros_like(self.is_surprising)
+        return (self.power < ANEW) | ((self.power < 1) & self.is_surprising)
+
+
+def _learn(
+    known: Known, data: Data, options: UpdateOptions, limits: Limits, judged: Judged
+) -> Learned:
+    """One update; on an alarm both explanations are tried."""
+    alarm = judged.alarm
+    if not bool(alarm.any()):
+        return Update(known, data, options, limits, judged).run()
+    assert isinstance(judged.power, Tensor)
+    kept = torch.where(judged.power < ANEW, 1.0, judged.power)
+    # One function for all data, or a new one for those that came since the doubt. As
+    # long as the first is better the doubt stays, and the next data are heard too.
+    calm = judged._replace(power=kept)
+    together = Update(known, data, options, limits, calm, must_learn=True)
+    joint = together.run()
+    if not options.num_steps:  # nothing can be learned: the alarm decides
+        change = alarm
+    else:
+        begin = judged._replace(
+            power=torch.where(alarm, 0.0, judged.power),
+            doubt=torch.where(alarm.unsqueeze(-1), 0.0, judged.doubt),
+            doubted=0.0,
+        )
+        apart = Update(known, data, options, limits, begin, must_learn=True)
+        apart.pending = together.num_pending(judged)
+        split = apart.restart().run()
+        odds = -math.log(options.change_odds)
+        num_free = sum(p.numel() for p in known.prior.parameters() if p.requires_grad)
+        price = odds + 0.5 * num_free / alarm.numel() * math.log(max(judged.doubted, 1))
+        old = together.evidence_of_past(apart.pending)
+        change = alarm & (
+            split.bound + split.loss + old - price > joint.bound + joint.loss
+        )
+        if bool((change == alarm).all()):
+            return split
+    if not bool(change.any()):
+        return joint
+    power = torch.where(change, 0.0, kept)
+    mixed = Update(
+        known, data, options, limits, calm._replace(power=power), must_learn=True
+    )
+    mixed.pending = together.num_pending(judged)
+    return mixed.restart().run()
 
 
 def make_objective(
@@ -176,15 +283,85 @@ class Update:
     """One update, step by step."""
 
     def __init__(
-        self, known: Known, data: Data, options: UpdateOptions, limits: Limits
+        self,
+        known: Known,
+        data: Data,
+        options: UpdateOptions,
+        limits: Limits,
+        judged: Judged | None = None,
+        must_learn: bool = False,
     ) -> None:
-        self.known, self.new = known, data
-        self.options, self.limits = options, limits
-        self.learns = options.learns_at(int(known.summary.num_updates))
-        self.past, raw = recall(known, data, limits.shared_noise, options.forget)
+        self.known, self.new, self.limits = known, data, limits
+        self.judged = judged or Judged.of(known, data, options, limits)
+        self.asked = self.options = options
+        self.must_learn = must_learn
+        self.pending, self.begins = 0, False
+        self.remember()
+
+    def remember(self) -> None:
+        """What is known, with the new data."""
+        known, data = self.known, self.new
+        self.past, raw = recall(
+            known, data, self.limits.shared_noise, self.judged.power, self.pending
+        )
+        self.num_raw = raw.y.size(-1)
         self.data = remember(raw, data) if data.y.size(-1) else raw
-        self.num_data = float(self.past.past.n + self.data.num_data)
+        num_data = self.past.past.n + self.data.num_data
+        self.num_data = float(num_data.max())
         self.since_start = float(known.memory.since_start) + data.y.size(-1)
+        self.since_learning = float(known.memory.since_learning) + data.y.size(-1)
+        self.waits = not self.pays()
+        if self.waits:
+            self.options = replace(self.options, num_steps=0)
+        self.learns = self.options.learns_at(int(known.summary.num_updates))
+        if self.options.learn_inducing_points is None:
+            moves = self.learns
+            self.options = replace(self.options, learn_inducing_points=moves)
+            if not self.learns:
+                self.options = replace(self.options, num_steps=0)
+
+    def restart(self) -> Update:
+        """Begin anew with the data since the doubt, hyperparameters included."""
+        self.begins = True
+        self.remember()
+        return self
+
+    def num_pending(self, judged: Judged) -> int:
+        """Raw data of the memory that came since the doubt, without the new ones."""
+        return min(int(judged.doubted) - self.new.y.size(-1), self.num_raw)
+
+    def pays(self) -> bool:
+        """Whether the inner loop is to run, where the model decides."""
+        return (
+            not self.options.learns_when_due
+            or self.must_learn
+            or self.is_first
+            or self.since_learning >= GROWTH * self.num_data
+            or bool(self.judged.is_surprising.any())
+        )
+
+    def evidence_of_past(self, num_pending: int) -> Tensor:
+        """Evidence of all before the doubt.
+
+        Data since then have moved the hyperparameters: without them they are learned
+        again.
+        """
+        data = self.data.narrow(0, self.num_raw - num_pending)
+        learns = num_pending > 0
+        objective = self._objective(
+            self._working_copy() if learns else self.known.frozen, data
+        )
+        objective.recall_sites(self.known.memory, 0)
+        z = self.known.summary.inducing_points.to(data.x)
+        objective.start_at(z.expand(*data.x.shape[:-2], *z.shape[-2:]), learn=learns)
+        if learns:
+            options = replace(self.options, callback=None, progress=False)
+            maximize(objective, options, learn_hyperparameters=True)
+        with torch.no_grad():
+            blocks = objective.final_prior(objective.z.detach())
+            sites = objective.as_gaussian(blocks, freeze=False)
+            rows, s = objective.project(blocks, sites)
+            return fn.evidence(rows, s) + rows.loss / (2 * s)
 
     def run(self) -> Learned:
         """All steps; see the top of this file."""
@@ -202,15 +379,34 @@ class Update:
             if bool(restarted.all()):
                 objective, ascended = attempts[1]
         learned = self.finish(objective, ascended)
-        started_at, since_start = self.known.memory.started_at, self.since_start
+        old, judged = self.known.memory, self.judged
+        loss = (learned.loss / self.num_data).detach()
+        if self.waits and bool((loss > old.loss.to(loss) + LOSS).any()):
+            # New data are too far from the inducing points of before.
+            again = (self.known, self.new, self.asked, self.limits, judged)
+            return Update(*again, must_learn=True).run()
+        started_at, since_start = old.started_at, self.since_start
         if is_due or (self.is_first and self.learns):
             started_at, since_start = torch.full_like(started_at, self.num_data), 0
         memory = {
             **learned.memory,
             "started_at": started_at,
             "since_start": torch.full_like(started_at, since_start),
+            "since_learning": torch.full_like(
+                started_at, 0 if self.learns else self.since_learning
+            ),
+            "loss": stored(loss if self.learns else old.loss.to(loss)),
+            "doubt": stored(judged.doubt),
+            "doubted": torch.full_like(started_at, judged.doubted),
         }
-        return learned._replace(memory=memory, restarted=restarted)
+        power = torch.as_tensor(judged.power, dtype=learned.bound.dtype)
+        return learned._replace(
+            memory=memory,
+            restarted=restarted,
+            forgot=power.to(learned.bound.device).expand(learned.bound.shape),
+            surprise=judged.surprise,
+            learned=self.options.num_steps > 0,
+        )
 
     # -- starts -----------------------------------------------------------------------
 
@@ -218,20 +414,26 @@ class Update:
         """The bound, on working copies of the modules."""
         prior = self.known.frozen
         if self.options.num_steps:
-            modules = self.known.prior
-            prior = Prior(*(deepcopy(m).to(self.new.y.dtype) for m in modules))
+            prior = self._working_copy()
+        objective = self._objective(prior, self.data)
+        objective.recall_sites(self.known.memory, self.num_raw)
+        return objective
+
+    def _working_copy(self) -> Prior:
+        modules = self.known.prior
+        return Prior(*(deepcopy(m).to(self.new.y.dtype) for m in modules))
+
+    def _objective(self, prior: Prior, data: Data) -> Objective:
         z_a, past = self.past
-        objective = make_objective(
+        return make_objective(
             prior,
-            self.data,
+            data,
             z_a,
             past,
             shared_noise=self.limits.shared_noise,
             alpha=self.limits.alpha,
             jitter=self.limits.jitter,
         )
-        objective.recall_sites(self.known.memory)
-        return objective
 
     @property
     def is_first(self) -> bool:
@@ -245,7 +447,7 @@ class Update:
             and self.options.restart
             and self.options.trust_region is None
             and not self.is_first
-            and self.since_start >= float(self.known.memory.started_at)
+            and (self.begins or self.since_start >= float(self.known.memory.started_at))
         )
 
     def fresh_objective(self) -> Objective:
@@ -270,7 +472,7 @@ class Update:
         with torch.no_grad():
             z = options.inducing_points
             z = self.choose(objective) if z is None else z
-        moves = options.learn_inducing_points and options.num_steps > 0
+        moves = bool(options.learn_inducing_points) and options.num_steps > 0
         objective.start_at(z, learn=moves)
         if options.num_steps:
             _with_enough_jitter(objective, objective.check_finite)
@@ -303,9 +505,10 @@ class Update:
 
     @breakdowns()
     def choose(self, objective: Objective) -> Tensor:
-        """The choice of the policy."""
+        """The choice of the policy; a cheaper one where nothing is learned."""
         policy = self.limits.policy
-        z = policy(self.candidates(objective))
+        choice = policy if self.options.num_steps else policy.extend
+        z = choice(self.candidates(objective))
         check.check_choice(z, policy, objective.data.x)
         return merge_duplicates(objective.kernel, z, objective.jitter)
 
@@ -395,6 +598,9 @@ class Update:
             memory_loss=memory_loss,
             num_kept=same_points(objective.z.detach(), old).any(-1).sum(-1),
             restarted=torch.zeros_like(loss, dtype=torch.bool),
+            forgot=torch.ones_like(loss),
+            surprise=torch.zeros_like(loss),
+            learned=False,
             ascended=ascended,
             settled=objective.settled,
             status=ascended.status,
@@ -441,7 +647,11 @@ class Update:
 
 
 def recall(
-    known: Known, new: Data, shared_noise: bool, power: float = 1.0
+    known: Known,
+    new: Data,
+    shared_noise: bool,
+    power: float | Tensor = 1.0,
+    pending: int = 0,
 ) -> tuple[Rows, Data]:
     """Rows and raw data of a memory, in the form and dtype of the coming update.
 
@@ -449,14 +659,17 @@ def recall(
         known: What is known.
         new: New data, for their dtype and batch dimensions.
         shared_noise: Whether the noise of all rows is that of the likelihood.
-        power: Power to which the likelihood of the past is raised.
+        power: Power to which the likelihood of the past is raised, one for all or
+            ``(*batch,)``.
+        pending: The number of raw data, the last ones, that keep their weight.
 
     Returns:
         Rows with all batch dimensions, and raw data; both may be empty.
     """
     memory, y, batch = known.memory, new.y, new.y.shape[:-1]
     num_dims = new.x.size(-1)
-    if memory.is_empty:
+    anew = isinstance(power, Tensor) and bool((power == 0).all())
+    if memory.is_empty or (anew and pending == 0):
         past = PseudoObservations(
             y.new_zeros(*batch, 0, 0),
             y.new_zeros(*batch, 0),
@@ -474,7 +687,15 @@ def recall(
     past = PseudoObservations(*map(prepared, past))
     x = prepared(memory.raw_x)
     targets, known_noise = prepared(memory.y), prepared(memory.noise)
-    weight = power * prepared(memory.weight)
+    weight = prepared(memory.weight)
+    num_old = weight.size(-1) - pending
+    if isinstance(power, Tensor):
+        power = power.clamp_min(GONE)  # where other streams of a batch go on
+        faded = power.unsqueeze(-1) * weight[..., :num_old]
+        kept = weight[..., num_old:].expand(*faded.shape[:-1], pending)
+        weight = torch.cat([faded, kept], -1)
+    else:
+        weight = torch.cat([power * weight[..., :num_old], weight[..., num_old:]], -1)
     if bool(memory.shared_noise) and not shared_noise:
         sigma2 = prepared(known.frozen.likelihood.noise)
         past = fn.to_sites(past, sigma2.squeeze(-1).expand(batch))
@@ -487,7 +708,14 @@ def recall(
         None if shared_noise else known_noise.expand(*batch, -1),
         None if bool((weight == 1).all()) else weight,
     )
-    return Rows(z_a, past.discount(power)), raw
+    past = past.discount(power)
+    if anew:
+        past = PseudoObservations(
+            past.U[..., :0, :0], past.g[..., :0], 0 * past.rho, 0 * past.n
+        )
+        z_a = z_a[..., :0, :]
+        raw = raw.narrow(num_old, pending)
+    return Rows(z_a, past), raw
 
 
 @torch.no_grad()

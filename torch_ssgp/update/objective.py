@@ -114,8 +114,13 @@ class Objective(nn.Module, ABC):
     def spread(self) -> Tensor:
         """Typical size of the function ``(*batch,)``, the unit of a constant mean."""
 
-    def recall_sites(self, memory: Memory) -> None:
-        """Begin with the sites that data of the memory had, if they have any."""
+    def recall_sites(self, memory: Memory, num_raw: int) -> None:
+        """Begin with the sites that data of the memory had, if they have any.
+
+        Args:
+            memory: Where they are.
+            num_raw: How many of its raw data, the last ones, are still there.
+        """
 
     def new_round(self) -> None:
         """Called before every round of L-BFGS, see ``round_length``."""

@@ -31,12 +31,16 @@ class UpdateOptions:
             inducing points; ``None`` for the default of the optimiser.
         optimizer: ``"adam"`` or ``"lbfgs"``.
         learn_hyperparameters: Whether the inner loop moves hyperparameters; a number
-            k for every k-th update only, beginning with the first.
-        learn_inducing_points: Whether it moves inducing points.
+            k for every k-th update only, beginning with the first; ``"auto"`` to run
+            the inner loop when it pays.
+        learn_inducing_points: Whether it moves inducing points; ``None`` for
+            whenever it moves hyperparameters.
         inducing_points: ``(*batch_shape, m, d)``, explicit inducing points.
         trust_region: Width of the region that log-hyperparameters do not leave
             lightly; ``None`` for none.
-        forget: Power of the past's likelihood, in (0, 1].
+        forget: Power of the past's likelihood, in (0, 1]; ``"auto"`` lets the
+            evidence of the new data decide.
+        change_odds: Prior odds that a stream changes at an update, for ``"auto"``.
         restart: Whether hyperparameters are also learned from a fresh start when
             the data have doubled.
         progress: Whether to show a progress bar.
@@ -46,11 +50,12 @@ class UpdateOptions:
     num_steps: int = 100
     lr: float | None = None
     optimizer: str = "adam"
-    learn_hyperparameters: bool | int = True
-    learn_inducing_points: bool = True
+    learn_hyperparameters: bool | int | str = "auto"
+    learn_inducing_points: bool | None = None
     inducing_points: Tensor | None = None
     trust_region: float | None = None
-    forget: float = 1.0
+    forget: float | str = 1.0
+    change_odds: float = 1e-3
     restart: bool = True
     progress: bool = False
     callback: Callback | None = None
@@ -69,11 +74,21 @@ class UpdateOptions:
                 f"optimizer is {self.optimizer!r}; expected 'adam' or 'lbfgs'."
             )
         check_forget(self.forget)
-        if not isinstance(self.learn_hyperparameters, bool):
-            check_positive_int(
-                self.learn_hyperparameters, "learn_hyperparameters", at_least=0
+        if not (is_number(self.change_odds) and 0 < self.change_odds < 1):
+            raise ArgumentError(
+                f"change_odds is {self.change_odds!r}; expected the prior odds of a "
+                "change per update, between zero and one."
             )
-        check_flag(self.learn_inducing_points, "learn_inducing_points")
+        learn = self.learn_hyperparameters
+        if isinstance(learn, str) and learn != "auto":
+            raise ArgumentError(
+                f"learn_hyperparameters is {learn!r}; expected True, False, a number k "
+                "for every k-th update, or 'auto'."
+            )
+        if not isinstance(learn, (bool, str)):
+            check_positive_int(learn, "learn_hyperparameters", at_least=0)
+        if self.learn_inducing_points is not None:
+            check_flag(self.learn_inducing_points, "learn_inducing_points")
         check_flag(self.restart, "restart")
         if trust_region is not None and not (
             is_number(trust_region) and trust_region > 0
@@ -88,7 +103,14 @@ class UpdateOptions:
                 "step and the bound, callback(step, bound)."
             )
 
+    @property
+    def learns_when_due(self) -> bool:
+        """Whether the inner loop runs only when it pays."""
+        return self.learn_hyperparameters == "auto" and self.num_steps > 0
+
     def learns_at(self, num_updates: int) -> bool:
-        """Whether hyperparameters are learned after so many updates."""
+        """Whether hyperparameters are learned after so many updates, if it pays."""
+        if isinstance(self.learn_hyperparameters, str):
+            return self.num_steps > 0
         every = int(self.learn_hyperparameters)
         return self.num_steps > 0 and every > 0 and num_updates % every == 0

@@ -69,6 +69,11 @@ class UpdateResult:
         num_remembered: Number of points in the memory now.
         restarted: ``(*batch,)``, whether hyperparameters learned from a fresh start
             won over those of before; ``False`` where no fresh start was due.
+        forgot: ``(*batch,)``, power that the likelihood of the past was raised to: 1
+            where nothing was forgotten, 0 where the stream began anew.
+        surprise: ``(*batch,)``, nats per datum by which the new data were less
+            probable than the model expected; about zero while all is well.
+        learned: Whether the inner loop ran.
         seconds: Wall-clock time of the update.
         status: ``"ok"``, or how far the update had to fall back, which a
             ``NumericalWarning`` says too: ``"last_iterate"`` (the inner loop met a
@@ -91,5 +96,8 @@ class UpdateResult:
     num_dropped: Tensor
     num_remembered: int
     restarted: Tensor
+    forgot: Tensor
+    surprise: Tensor
+    learned: bool
     seconds: float
     status: Status = Status.OK

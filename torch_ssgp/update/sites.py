@@ -237,18 +237,18 @@ class SiteObjective(Objective):
         self.sites = None
         initialize_sites(self)
 
-    def recall_sites(self, memory: Memory) -> None:
+    def recall_sites(self, memory: Memory, num_raw: int) -> None:
         """Begin with the sites that data of the memory had."""
-        num_raw = memory.num_raw
         if num_raw == 0:
             return
         y = self.data.y[..., :num_raw]
         target, noise = (
-            t.detach().to(y).expand(y.shape) for t in (memory.target, memory.noise)
+            t.detach().to(y)[..., t.size(-1) - num_raw :].expand(y.shape)
+            for t in (memory.target, memory.noise)
         )
         precision = 1 / noise
         if self.data.weight is not None:
-            precision = precision * self.data.weight[:num_raw]
+            precision = precision * self.data.weight[..., :num_raw]
         self.known = Sites(precision * target, precision)
 
     def remembered_noise(self, data: GaussianData) -> Tensor:
