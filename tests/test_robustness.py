@@ -201,10 +201,10 @@ SWAPS = (
     "StreamingCore.commit.<locals>.change",
     "PosteriorSummary.set",
     "SingleTaskStreamingGP._become.<locals>.change",
-    "SingleTaskStreamingGP._sync_noise",
+    "StreamingSurrogate._sync_noise",
     "StreamingVariationalStrategy.absorb.<locals>.change",
     "replace_parameter",
-    "_forget",
+    "_drop_state",
 )
 
 
@@ -214,8 +214,8 @@ SWAPS = (
 @pytest.mark.parametrize(
     ("make", "swap"),
     [
-        (lambda: streaming("regression"), (StreamingGP, "_commit")),
-        (lambda: streaming("classification"), (StreamingGP, "_commit")),
+        (lambda: streaming("regression"), (StreamingGP, "commit")),
+        (lambda: streaming("classification"), (StreamingGP, "commit")),
         (surrogate, (SingleTaskStreamingGP, "_become")),
         (variational, (StreamingVariationalStrategy, "absorb")),
         (
@@ -288,7 +288,7 @@ def test_a_fault_in_any_evaluation_leaves_all_as_it_was(kind, monkeypatch):
         (Update, "fresh_objective"),
         (Update, "compress"),
         (Update, "store"),
-        (StreamingGP, "_commit"),
+        (StreamingGP, "commit"),
     ],
     ids=lambda stage: stage[1],
 )
