@@ -192,6 +192,15 @@ def test_options_reach_the_model():
     assert len(steps) == 3 and result.num_inducing == 7
 
 
+def test_each_output_may_forget_what_it_has_to():
+    x, y = data(60)
+    model = two_outputs()
+    model.update(x[:40], y[:40], num_steps=30)
+    y[40:, 0] = 10 - 3 * y[40:, 0]
+    result = model.update(x[40:], y[40:], forget="auto", num_steps=20)
+    assert result.forgot[0] < 0.5 and result.forgot[1] == 1
+
+
 def test_an_unknown_option_is_named_with_those_that_exist():
     x, y = data()
     with pytest.raises(exceptions.UnknownOptionError, match="num_steps") as error:

@@ -1293,6 +1293,33 @@ def test_forgetting_fades_the_moments_of_the_outcomes_too() -> None:
     torch.testing.assert_close(ours.target_squares.squeeze(), squares)
 
 
+@pytest.mark.parametrize("noisy", [False, True])
+def test_each_output_may_forget_what_it_has_to(noisy: bool, tmp_path: Path) -> None:
+    X, Y = data(50, 2)
+    Yvar = torch.full_like(Y, 0.01) if noisy else None
+    ours = SingleTaskStreamingGP(X[:30], Y[:30], None if Yvar is None else Yvar[:30])
+    ours.fit(num_steps=30)
+    Y[30:, 0] = 10 - 3 * Y[30:, 0]  # another function, of the first output alone
+    new = X[30:], Y[30:], None if Yvar is None else Yvar[30:]
+    result = ours.update(*new, forget="auto", restandardize=True, num_steps=20)
+    assert result.forgot[0] < 0.5 and result.forgot[1] == 1
+    number = ours.num_targets.squeeze()
+    torch.testing.assert_close(number, ours.model.summary.num_data)
+    torch.testing.assert_close(
+        ours.target_mean[0],
+        number.new_tensor([Y[30:, 0].mean(), Y[:, 1].mean()]),
+        rtol=1e-2,
+        atol=1e-2,
+    )
+    ours.save(tmp_path / "model.pt")
+    loaded = SingleTaskStreamingGP.load(tmp_path / "model.pt")
+    fresh = SingleTaskStreamingGP(X[:3], Y[:3], None if Yvar is None else Yvar[:3])
+    fresh.load_state_dict(ours.state_dict())
+    for model in (loaded, fresh):
+        assert_same_posterior(model.posterior(X), ours.posterior(X), 0.0)
+    assert ours.subset_output([1]).num_targets == 50
+
+
 @pytest.mark.parametrize("method", ["update", "fit"])
 def test_warnings_point_at_the_line_of_the_caller(method: str) -> None:
     X = inputs(50)
