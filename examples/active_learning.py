@@ -14,19 +14,23 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
-from botorch.exceptions.warnings import OptimizationWarning
-from botorch.models.utils.gpytorch_modules import (
-    get_covar_module_with_dim_scaled_prior,
-)
-from botorch.optim import optimize_acqf
-from botorch.utils.sampling import draw_sobol_samples
-from matplotlib import cbook
 from torch import Tensor
-from tqdm import trange
 
-from torch_ssgp.plotting import require_pyplot
-from torch_ssgp.surrogates import SingleTaskStreamingGP
+try:
+    from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
+    from botorch.models.utils.gpytorch_modules import (
+        get_covar_module_with_dim_scaled_prior,
+    )
+    from botorch.optim import optimize_acqf
+    from botorch.utils.sampling import draw_sobol_samples
+    from matplotlib import cbook, pyplot
+    from tqdm import trange
+
+    from torch_ssgp.surrogates import SingleTaskStreamingGP
+except ImportError as error:
+    raise SystemExit(
+        f"{__doc__}\n{error}. Install it: pip install -e '.[botorch,plot]'"
+    ) from None
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 
@@ -55,9 +59,8 @@ def choose(model: SingleTaskStreamingGP, q: int) -> Tensor:
     everywhere = draw_sobol_samples(BOUNDS, n=1, q=256).squeeze(0)
     acquisition = qNegIntegratedPosteriorVariance(model, mc_points=everywhere)
     with warnings.catch_warnings():
-        # A search for a candidate that ends early has still found one.
-        warnings.simplefilter("ignore", OptimizationWarning)
-        warnings.simplefilter("ignore", RuntimeWarning)
+        # A line search that ends early is started again elsewhere by BoTorch.
+        warnings.filterwarnings("ignore", "Optimization failed", RuntimeWarning)
         return optimize_acqf(
             acquisition,
             BOUNDS,
@@ -154,7 +157,7 @@ def plot(
     path: Path,
 ) -> None:
     """The terrain, the map learned, its uncertainty and the error on the way."""
-    figure, axes = require_pyplot().subplots(2, 2, figsize=(9, 8))
+    figure, axes = pyplot.subplots(2, 2, figsize=(9, 8))
     grid = places(heights.size(0), every=4)
     side = round(grid.size(0) ** 0.5)
     posterior = model.posterior(grid)
@@ -190,16 +193,14 @@ def plot(
     axes[1, 1].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--num-inducing", type=int, default=120)
     parser.add_argument("--out", default="out")
-    arguments = parser.parse_args()
-    main(
-        rounds=arguments.rounds,
-        num_inducing=arguments.num_inducing,
-        out=arguments.out,
-    )
+    main(**vars(parser.parse_args()))

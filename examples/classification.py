@@ -1,7 +1,8 @@
-"""Classify the banana data as they arrive from left to right.
+"""Classify two crescents as they arrive from left to right.
 
-Every batch is seen once. Run ``python -m examples.classification``: prints the error
-after every batch, saves out/classification.png.
+Every batch is seen once. Run ``python examples/classification.py``: prints the error
+after every batch, saves out/classification.png. The banana data of the paper are in
+``python scripts/reproduce.py banana``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,28 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 
-from scripts.streams import banana
+try:
+    from matplotlib import pyplot
+except ImportError as error:
+    raise SystemExit(
+        f"{__doc__}\n{error}. Install it: pip install -e '.[plot]'"
+    ) from None
+
 from torch_ssgp import StreamingGP
-from torch_ssgp.plotting import require_pyplot
 
 COLOURS = ("tab:blue", "tab:orange")
+ORDERS = ("left_to_right", "right_to_left", "random")
+
+
+def crescents(num: int, seed: int, spread: float = 0.3) -> tuple[Tensor, Tensor]:
+    """Noisy points ``(num, 2)`` of two interlocking half circles, labels 0 and 1."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(2, (num,), generator=generator)
+    angle = torch.pi * torch.rand(num, generator=generator, dtype=torch.float64)
+    x = torch.stack([angle.cos(), angle.sin()], -1)
+    # The second one hangs upside down, half a width to the right.
+    x = torch.where(y.bool().unsqueeze(-1), torch.tensor([1.0, 0.4]) - x, x)
+    return x + spread * torch.randn(x.shape, generator=generator, dtype=x.dtype), y
 
 
 def main(
@@ -38,21 +56,26 @@ def main(
         order: ``"left_to_right"``, ``"right_to_left"`` or ``"random"``.
         out: Folder for the figure.
     """
-    stream = banana(order, batches=num_batches)
+    x, y = crescents(400, seed=0)
+    x_test, y_test = crescents(5000, seed=1)
+    if order != "random":
+        index = x[:, 0].argsort(descending=order == "right_to_left")
+        x, y = x[index], y[index]
+    batches = list(zip(x.chunk(num_batches), y.chunk(num_batches), strict=True))
     model = StreamingGP(
         ScaleKernel(RBFKernel()), BernoulliLikelihood(), num_inducing=num_inducing
     ).double()
 
     shown = sorted({k * (num_batches - 1) // 5 for k in range(6)})
-    figure, panels = require_pyplot().subplots(
+    figure, axes = pyplot.subplots(
         2, (len(shown) + 1) // 2, figsize=(11, 7), sharex=True, sharey=True
     )
-    panels = dict(zip(shown, panels.flatten(), strict=False))
+    panels = dict(zip(shown, axes.flatten(), strict=False))
     rows: list[dict[str, float]] = []
     print("batch   data    error    bound   M   steps")
-    for k, (x, y) in enumerate(stream.batches):
-        result = model.update(x, y, num_steps=num_steps)
-        wrong = (probability(model, stream.x_test) > 0.5) != stream.y_test.bool()
+    for k, (x_new, y_new) in enumerate(batches):
+        result = model.update(x_new, y_new, num_steps=num_steps)
+        wrong = (probability(model, x_test) > 0.5) != y_test.bool()
         rows.append(
             {
                 "batch": k + 1,
@@ -69,14 +92,14 @@ def main(
             )
         )
         if k in panels:
-            draw(panels[k], model, stream.batches[: k + 1])
+            draw(panels[k], model, batches[: k + 1])
             panels[k].set_title(f"batch {k + 1}: error {rows[-1]['error']:.3f}")
-    file = Path(out) / "classification.png"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(out) / "classification.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
-    figure.savefig(file, dpi=120)
-    require_pyplot().close(figure)
-    print(f"Saved {file}")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    print(f"figure: {path}")
     return rows
 
 
@@ -88,13 +111,16 @@ def probability(model: StreamingGP, x: Tensor) -> Tensor:
 
 def draw(ax: Any, model: StreamingGP, batches: list[tuple[Tensor, Tensor]]) -> None:
     """Decision boundary, past data in grey, new data in colour, inducing points."""
-    ticks = torch.linspace(-3.2, 3.2, 60, dtype=torch.float64)
-    grid = torch.cartesian_prod(ticks, ticks)
+    across, up = (
+        torch.linspace(low, high, 60, dtype=torch.float64)
+        for low, high in ((-2.0, 3.0), (-1.6, 2.0))
+    )
+    grid = torch.cartesian_prod(across, up)
     levels = probability(model, grid).view(60, 60).mT
     ax.contourf(
-        ticks, ticks, levels, [0, 0.25, 0.5, 0.75, 1], cmap="coolwarm", alpha=0.25
+        across, up, levels, [0, 0.25, 0.5, 0.75, 1], cmap="coolwarm", alpha=0.25
     )
-    ax.contour(ticks, ticks, levels, [0.5], colors="black", linewidths=1.5)
+    ax.contour(across, up, levels, [0.5], colors="black", linewidths=1.5)
     for x, _ in batches[:-1]:
         ax.scatter(*x.mT, s=8, color="0.65", linewidths=0)
     x, y = batches[-1]
@@ -114,8 +140,9 @@ def draw(ax: Any, model: StreamingGP, batches: list[tuple[Tensor, Tensor]]) -> N
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--order", default="left_to_right")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--order", choices=ORDERS, default=ORDERS[0])
     parser.add_argument("--out", default="out")
-    arguments = parser.parse_args()
-    main(order=arguments.order, out=arguments.out)
+    main(**vars(parser.parse_args()))

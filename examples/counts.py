@@ -1,7 +1,7 @@
 """Events per day that drift and burst, as a Poisson stream.
 
 GPyTorch's Poisson likelihood has a softplus link; here is how to bring your own, with a
-logarithm. Run ``python -m examples.counts``: prints a table, saves out/counts.png.
+logarithm. Run ``python examples/counts.py``: prints a table, saves out/counts.png.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from gpytorch.likelihoods import _OneDimensionalLikelihood
 from torch import Tensor
 from torch.distributions import Poisson
 
+try:
+    from matplotlib import pyplot
+except ImportError as error:
+    raise SystemExit(
+        f"{__doc__}\n{error}. Install it: pip install -e '.[plot]'"
+    ) from None
+
 from torch_ssgp import StreamingGP
-from torch_ssgp.plotting import require_pyplot
 
 
 class LogPoissonLikelihood(_OneDimensionalLikelihood):
@@ -57,7 +63,7 @@ def main(
     model = StreamingGP(
         ScaleKernel(MaternKernel()), LogPoissonLikelihood(), num_inducing=num_inducing
     ).double()
-    figure, panels = require_pyplot().subplots(
+    figure, panels = pyplot.subplots(
         num_batches, 1, figsize=(9, 1 + 1.8 * num_batches), sharex=True, sharey=True
     )
     rows: list[dict[str, float]] = []
@@ -81,12 +87,12 @@ def main(
         draw(panels[k], model, days, events, x)
     panels[0].legend(loc="upper left", fontsize=7, ncols=3)
     panels[-1].set_xlabel("day")
-    file = Path(out) / "counts.png"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(out) / "counts.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
-    figure.savefig(file, dpi=120)
-    require_pyplot().close(figure)
-    print(f"Saved {file}")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    print(f"figure: {path}")
     return rows
 
 
@@ -109,6 +115,8 @@ def draw(ax: Any, model: StreamingGP, days: Tensor, events: Tensor, x: Tensor) -
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", default="out")
-    main(out=parser.parse_args().out)
+    main(**vars(parser.parse_args()))

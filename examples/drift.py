@@ -14,10 +14,16 @@ from typing import NamedTuple
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
-from tqdm import tqdm
+
+try:
+    from matplotlib import pyplot
+    from tqdm import tqdm
+except ImportError as error:
+    raise SystemExit(
+        f"{__doc__}\n{error}. Install it: pip install -e '.[plot]'"
+    ) from None
 
 from torch_ssgp import StreamingGP
-from torch_ssgp.plotting import require_pyplot
 
 NOISE = 0.4
 
@@ -151,7 +157,6 @@ def draw(
     stream: list[Batch], tracks: dict[str, Track], grid: Tensor, path: Path
 ) -> None:
     """Three moments of the stream above, the errors along it below."""
-    pyplot = require_pyplot()
     figure, panels = pyplot.subplot_mosaic(
         [["0", "1", "2"], ["error"] * 3], figsize=(10, 6.5)
     )
@@ -185,8 +190,9 @@ def draw(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--num-steps", type=int, default=10)
     parser.add_argument("--out", default="out")
-    arguments = parser.parse_args()
-    main(num_steps=arguments.num_steps, out=arguments.out)
+    main(**vars(parser.parse_args()))

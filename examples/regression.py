@@ -12,10 +12,17 @@ from pathlib import Path
 import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from torch import Tensor
-from tqdm import tqdm
+
+try:
+    from matplotlib import pyplot
+    from tqdm import tqdm
+except ImportError as error:
+    raise SystemExit(
+        f"{__doc__}\n{error}. Install it: pip install -e '.[plot]'"
+    ) from None
 
 from torch_ssgp import StreamingGP
-from torch_ssgp.plotting import plot_stream, require_pyplot
+from torch_ssgp.plotting import plot_stream
 
 
 def function(x: Tensor) -> Tensor:
@@ -56,7 +63,7 @@ def main(
     y_test = function(grid) + 0.15 * torch.randn(500, generator=generator)
 
     model = StreamingGP(ScaleKernel(MaternKernel()), num_inducing=40)
-    figure, panels = require_pyplot().subplots(
+    figure, panels = pyplot.subplots(
         (num_batches + 1) // 2,
         2,
         figsize=(10, 1 + num_batches),
@@ -91,6 +98,7 @@ def main(
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
+    pyplot.close(figure)
     print(f"figure: {path}")
     return rows
 
@@ -106,8 +114,9 @@ def print_table(rows: list[dict[str, float]]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--num-steps", type=int, default=100)
     parser.add_argument("--out", default="out")
-    arguments = parser.parse_args()
-    main(num_steps=arguments.num_steps, out=arguments.out)
+    main(**vars(parser.parse_args()))

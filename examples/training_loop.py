@@ -9,6 +9,9 @@ optimiser goes on.
 Run ``python examples/training_loop.py``: prints a table, saves out/training_loop.png.
 """
 
+from __future__ import annotations
+
+import argparse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +20,13 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.variational import CholeskyVariationalDistribution
 from torch import Tensor
+
+try:
+    from matplotlib import pyplot
+except ImportError as error:
+    raise SystemExit(
+        f"{__doc__}\n{error}. Install it: pip install -e '.[plot]'"
+    ) from None
 
 from torch_ssgp.mlls import StreamingELBO
 from torch_ssgp.variational import StreamingVariationalStrategy
@@ -152,13 +162,8 @@ def draw(
     x: Tensor, y: Tensor, batch_size: int, snapshots: list[Snapshot], out: Path
 ) -> None:
     """One panel for each batch, past data in grey."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        print("No figure: matplotlib is not installed.")
-        return
     num_rows = (len(snapshots) + 2) // 3
-    figure, axes = plt.subplots(
+    figure, axes = pyplot.subplots(
         num_rows,
         3,
         figsize=(11, 2.8 * num_rows),
@@ -195,9 +200,14 @@ def draw(
     out.mkdir(parents=True, exist_ok=True)
     path = out / "training_loop.png"
     figure.savefig(path, dpi=120)
-    plt.close(figure)
-    print(f"Saved {path}")
+    pyplot.close(figure)
+    print(f"figure: {path}")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--num-steps", type=int, default=300)
+    parser.add_argument("--out", default="out")
+    main(**vars(parser.parse_args()))

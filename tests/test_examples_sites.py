@@ -5,7 +5,7 @@ from __future__ import annotations
 from examples import classification, counts
 
 
-def test_the_banana_is_classified_from_left_to_right(tmp_path, capsys):
+def test_crescents_are_classified_from_left_to_right(tmp_path, capsys):
     rows = classification.main(num_batches=4, num_steps=50, out=tmp_path)
     assert rows[-1]["error"] < 0.115
     assert rows[-1]["data"] == 400

@@ -205,6 +205,11 @@ class Judged(NamedTuple):
         return cls(power, doubt, doubted, *judgement[-2:])
 
     @property
+    def is_doubtful(self) -> bool:
+        """Whether to wait for more witnesses before anything is learned."""
+        return self.doubt.numel() > 0 and bool((self.doubt[..., 0] > WITNESS).any())
+
+    @property
     def alarm(self) -> Tensor:
         """``(*batch,)``, which streams seem to begin anew."""
         if not isinstance(self.power, Tensor):
@@ -336,7 +341,10 @@ class Update:
             not self.options.learns_when_due
             or self.must_learn
             or self.is_first
-            or self.since_learning >= GROWTH * self.num_data
+            or (
+                self.since_learning >= GROWTH * self.num_data
+                and not self.judged.is_doubtful
+            )
             or bool(self.judged.is_surprising.any())
         )
 
