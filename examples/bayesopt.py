@@ -289,7 +289,14 @@ if __name__ == "__main__":
     )
     parser.add_argument("--num-evaluations", type=int, default=32)
     parser.add_argument("--num-inducing", type=int, default=24)
-    parser.add_argument("--dim", type=int, choices=[3, 6], default=3)
+    parser.add_argument(
+        "--dim",
+        type=int,
+        choices=[3, 6],
+        default=3,
+        help="inputs of the function; with 6, KG needs a longer search for candidates "
+        "than it gets here, with either model",
+    )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", default="out")
     main(**vars(parser.parse_args()))
