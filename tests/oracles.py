@@ -609,3 +609,50 @@ def _quad(A: Tensor, v: Tensor) -> Tensor:
 
 def _trace(A: Tensor) -> Tensor:
     return A.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def log_probs_given_tempered(
+    kernel: Kernel,
+    x_old: Tensor,
+    y_old: Tensor,
+    x: Tensor,
+    y: Tensor,
+    noise: float,
+    power: float,
+    mean: Mean | None = None,
+) -> Tensor:
+    r"""Log-probability of each new target given those before it and a tempered past.
+
+    A Gaussian likelihood to the power :math:`\lambda` is one with noise
+    :math:`\sigma^2 / \lambda`; a past to the power zero is none.
+
+    Args:
+        kernel: Prior covariance.
+        x_old: ``(n_old, d)`` inputs of the past.
+        y_old: ``(n_old,)`` its targets.
+        x: ``(n, d)`` new inputs.
+        y: ``(n,)`` new targets.
+        noise: Noise variance.
+        power: Power of the past's likelihood.
+        mean: Prior mean.
+
+    Returns:
+        ``(n,)``.
+    """
+    mean = mean or (lambda x: torch.zeros_like(x[:, 0]))
+    result = []
+    for i in range(len(y)):
+        seen_x, seen_y = x[:i], y[:i]
+        variances = torch.full((i,), noise, dtype=y.dtype)
+        if power > 0:
+            seen_x, seen_y = torch.cat([x_old, seen_x]), torch.cat([y_old, seen_y])
+            old = torch.full((len(y_old),), noise / power, dtype=y.dtype)
+            variances = torch.cat([old, variances])
+        K = kernel(seen_x, seen_x) + variances.diag()
+        k = kernel(seen_x, x[i : i + 1])
+        weights = torch.linalg.solve(K, k).squeeze(-1)
+        center = mean(x[i : i + 1])[0] + weights @ (seen_y - mean(seen_x))
+        spread = kernel(x[i : i + 1], x[i : i + 1])[0, 0] - weights @ k[:, 0] + noise
+        error = (y[i] - center).square() / spread
+        result.append(-0.5 * (LOG_2PI + spread.log() + error))
+    return torch.stack(result)

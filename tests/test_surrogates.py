@@ -1366,7 +1366,6 @@ def test_a_discarded_restart_does_not_warn(length: float) -> None:
     assert bool(kernel.lengthscale < 50)
 
 
-@pytest.mark.xfail(reason="Update.run gives up when its first start breaks down")
 def test_a_fresh_start_is_tried_if_the_first_start_breaks_down() -> None:
     ours = fragile()
     ours.covar_module.lengthscale = 1000.0

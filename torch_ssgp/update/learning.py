@@ -373,19 +373,23 @@ class Update:
 
     def run(self) -> Learned:
         """All steps; see the top of this file."""
-        attempts = [self.attempt(self.objective(), fresh=self.is_first)]
-        restarted = self.new.y.new_zeros(self.new.y.shape[:-1], dtype=torch.bool)
-        is_due = self.is_due()
+        starts, is_due = [(self.objective, self.is_first)], self.is_due()
         if is_due:
+            starts.append((self.fresh_objective, True))
+        attempts: list[tuple[Objective, Ascended] | None] = []
+        for start, fresh in starts:
             try:
-                attempts.append(self.attempt(self.fresh_objective(), fresh=True))
-            except Breakdown:  # what was learned before stays
-                pass
-        objective, ascended = attempts[0]
-        if len(attempts) > 1:
-            restarted = _take_better(objective, attempts[1][0])
-            if bool(restarted.all()):
-                objective, ascended = attempts[1]
+                attempts.append(self.attempt(start(), fresh=fresh))
+            except Breakdown:
+                if len(attempts) + 1 == len(starts) and not any(attempts):
+                    raise
+                attempts.append(None)
+        first, second = (*attempts, None)[:2]
+        batch = self.new.y.shape[:-1]
+        restarted = torch.full(batch, first is None, device=self.new.y.device)
+        if first and second:
+            restarted = _take_better(first[0], second[0])
+        objective, ascended = second if second and bool(restarted.all()) else first  # type: ignore[misc]
         learned = self.finish(objective, ascended)
         old, judged = self.known.memory, self.judged
         loss = (learned.loss / self.num_data).detach()

@@ -261,7 +261,7 @@ class SiteObjective(Objective):
         if self.sites is None:
             self.guess_sites()
         assert self.sites is not None
-        return self._noise(self.sites), torch.ones_like(self.data.y[..., 0])
+        return self._noise(self.sites), self.data.y.new_ones(self.batch_shape)
 
     def _noise(self, sites: Sites) -> Tensor:
         noise = 1 / sites.precision.clamp_min(MIN_PRECISION)
@@ -324,7 +324,7 @@ class SiteObjective(Objective):
             if self.known is not None:
                 rest = nothing[..., self.known.linear.size(-1) :]
                 self.sites = Sites(*(torch.cat([k, rest], -1) for k in self.known))
-            self.step = torch.ones_like(nothing[..., 0])
+            self.step = nothing.new_ones(nothing.shape[:-1])
         return self.evaluate(basis, self.sites)
 
     def next_step(self, basis: Basis, now: EStep) -> EStep:
@@ -527,4 +527,5 @@ def gap(basis: Basis, now: EStep) -> Tensor:
     """Size of the natural gradient ``(*batch,)``, in units of the prior."""
     linear = (now.goal.linear - now.sites.linear) * basis.k_f.sqrt()
     precision = (now.goal.precision - now.sites.precision) * basis.k_f
-    return torch.maximum(linear.abs(), precision.abs()).amax(-1)
+    size = torch.maximum(linear.abs(), precision.abs())
+    return size.amax(-1) if size.size(-1) else size.sum(-1)

@@ -1,0 +1,269 @@
+"""What the evidence forgets, and when an update learns."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood
+from torch import Tensor
+
+import oracles
+from torch_ssgp import StreamingGP
+from torch_ssgp.exceptions import ArgumentError
+from torch_ssgp.update.forgetting import (
+    ANEW,
+    OUTLIER,
+    POWERS,
+    Judgement,
+    decide,
+    judge,
+)
+
+Function = Callable[[Tensor], Tensor]
+
+
+def make(num_inducing: int = 20, dims: int = 1, **options) -> StreamingGP:
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=dims))
+    return StreamingGP(kernel, num_inducing=num_inducing, **options).double()
+
+
+def batches(
+    f: Function, count: int, size: int, noise: float = 0.05, seed: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        x = 6 * torch.rand(size, 1, dtype=torch.float64, generator=generator)
+        e = torch.randn(size, dtype=torch.float64, generator=generator)
+        yield x, f(x.squeeze(-1)) + noise * e
+
+
+def rmse(model: StreamingGP, f: Function) -> float:
+    x = torch.linspace(0, 6, 100, dtype=torch.float64)
+    return float((model(x.unsqueeze(-1)).mean - f(x)).square().mean().sqrt())
+
+
+# -- evidence -------------------------------------------------------------------------
+
+
+def test_the_evidence_of_every_power_is_that_of_an_exact_gp():
+    x, y = next(batches(torch.sin, 1, 12))
+    model = make(num_inducing=40)
+    model.update(x, y, num_steps=5)
+    model.update(x[:1], y[:1], num_steps=0, inducing_points=x)  # inputs as points
+    x_new, y_new = next(batches(torch.cos, 1, 6, seed=1))
+    data = model.check_data(x_new, y_new, None)
+    known = model.known(data)
+    judged = judge(known.frozen, known.summary, data, 1e-10)
+    assert judged is not None
+    kernel, mean = copy.deepcopy((model.covar_module, model.mean_module))
+    old_x, old_y = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
+    expected = torch.stack(
+        [
+            oracles.log_probs_given_tempered(
+                lambda a, b: kernel(a, b).to_dense().detach(),
+                old_x,
+                old_y,
+                x_new,
+                y_new,
+                model.likelihood.noise.item(),
+                power,
+                lambda a: mean(a).detach(),
+            )
+            for power in POWERS
+        ]
+    )
+    gain = expected - expected[-1]
+    torch.testing.assert_close(judged.gain, gain.sum(-1), rtol=1e-5, atol=1e-5)
+    capped = gain.clamp_max(OUTLIER).sum(-1)
+    torch.testing.assert_close(judged.capped, capped, rtol=1e-5, atol=1e-5)
+
+
+def test_an_alarm_takes_the_log_odds_and_more_than_one_witness():
+    columns = len(POWERS)
+    nothing = torch.zeros(0, dtype=torch.float64)
+
+    def judged(capped: float, gain: float) -> Judgement:
+        gains = torch.zeros(2, columns, dtype=torch.float64)
+        gains[0, 0], gains[1, 0] = capped, gain
+        zero = torch.zeros(()).double()
+        return Judgement(gains[1], gains[0], zero, zero > 0)
+
+    one = decide(judged(OUTLIER, 200.0), nothing, odds=1e-3)
+    assert float(one.power) == 1  # an outlier, whatever its size
+    two = decide(judged(OUTLIER, 200.0), one.doubt, odds=1e-3)
+    assert float(two.power) == 0
+    bold = decide(judged(OUTLIER, 200.0), nothing, odds=0.1)
+    assert float(bold.power) == 0
+    assert float(decide(judged(-20.0, -20.0), one.doubt, odds=1e-3).doubt.max()) == 0
+
+
+# -- streams that change --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 5, 40])
+def test_a_new_function_is_found_at_once_and_followed(size: int):
+    model, count = make(), max(60 // size, 6)
+
+    def other(x: Tensor) -> Tensor:
+        return 3 - torch.cos(2 * x)
+
+    for x, y in batches(torch.sin, count, size):
+        result = model.update(x, y, forget="auto")
+        assert float(result.forgot) == 1
+    forgot = [
+        float(model.update(x, y, forget="auto").forgot)
+        for x, y in batches(other, count, size, seed=1)
+    ]
+    assert 0 in forgot[: max(8 // size, 2)]
+    assert set(forgot) <= {0.0, 1.0} and forgot.count(0.0) == 1
+    assert rmse(model, other) < 0.1
+
+
+@pytest.mark.parametrize("before, after", [(1.0, 1e3), (1e3, 1.0)])
+def test_a_change_of_scale_is_found_and_followed(before: float, after: float):
+    model = make()
+    for x, y in batches(torch.sin, 10, 8):
+        model.update(x, before * y, forget="auto")
+    for x, y in batches(torch.sin, 10, 8, seed=1):
+        model.update(x, after * y, forget="auto")
+    assert rmse(model, lambda x: after * torch.sin(x)) < 0.1 * after
+
+
+def test_an_outlier_is_no_change():
+    model = make()
+    for i, (x, y) in enumerate(batches(torch.sin, 60, 1)):
+        y = y + 20 * 0.05 * (i == 40)
+        assert float(model.update(x, y, forget="auto").forgot) == 1
+
+
+def test_a_new_range_and_an_empty_stretch_are_no_change():
+    model = make(num_inducing=40)
+    for offset, seed in ((0.0, 0), (6.0, 1), (30.0, 2)):
+        for x, y in batches(lambda x, o=offset: torch.sin(x + o), 8, 10, seed=seed):
+            assert float(model.update(x + offset, y, forget="auto").forgot) == 1
+
+
+def test_a_slow_drift_is_followed():
+    """Better than nothing forgotten, without a number to guess."""
+    models, forgot = {"auto": make(), 1.0: make()}, {"auto": [], 1.0: []}
+    for i in range(40):
+
+        def f(x: Tensor, i: int = i) -> Tensor:
+            return torch.sin(x + 0.06 * i)
+
+        x, y = next(batches(f, 1, 10, seed=i))
+        for name, model in models.items():
+            forgot[name].append(float(model.update(x, y, forget=name).forgot))
+    errors = {name: rmse(model, f) for name, model in models.items()}
+    assert errors["auto"] < 0.5 * errors[1.0]
+    assert min(forgot["auto"]) < 1 == min(forgot[1.0])
+
+
+def test_streams_of_a_batch_forget_on_their_own():
+    model = StreamingGP(
+        ScaleKernel(
+            RBFKernel(batch_shape=torch.Size([2])), batch_shape=torch.Size([2])
+        ),
+        num_inducing=20,
+        batch_shape=torch.Size([2]),
+    ).double()
+    for x, y in batches(torch.sin, 8, 10):
+        model.update(x, torch.stack([y, y]), forget="auto")
+    forgot = []
+    for x, y in batches(torch.sin, 6, 10, seed=1):
+        result = model.update(x, torch.stack([y, 5 - 3 * y]), forget="auto")
+        forgot.append(result.forgot)
+    powers = torch.stack(forgot)
+    assert (powers[:, 0] == 1).all()
+    assert (powers[:2, 1] < ANEW).any()
+    x = torch.linspace(0.2, 5.8, 50).double()
+    mean = model(x.unsqueeze(-1)).mean
+    torch.testing.assert_close(mean[0], torch.sin(x), atol=0.15, rtol=0)
+    torch.testing.assert_close(mean[1], 5 - 3 * torch.sin(x), atol=0.4, rtol=0)
+
+
+def test_a_boundary_that_jumps_is_followed():
+    model = StreamingGP(
+        ScaleKernel(RBFKernel()), likelihood=BernoulliLikelihood(), num_inducing=15
+    ).double()
+    for sign, seed in ((1, 0), (-1, 1)):
+        for x, _ in batches(torch.sin, 10, 20, seed=seed):
+            labels = (sign * (x.squeeze(-1) - 3) > 0).double()
+            model.update(x, labels, forget="auto", num_steps=30)
+    x = torch.linspace(0, 6, 61).double()
+    predicted = model.predict(x.unsqueeze(-1)).mean > 0.5
+    assert (predicted == (x < 3)).double().mean() > 0.9
+
+
+def test_after_a_change_hyperparameters_start_anew_but_for_frozen_ones():
+    model = make()
+    model.likelihood.noise = 0.01
+    model.likelihood.raw_noise.requires_grad_(False)
+    for x, y in batches(torch.sin, 6, 20):
+        model.update(x, y, forget="auto")
+    before = model.covar_module.outputscale.item()
+    for x, y in batches(torch.sin, 6, 20, seed=1):
+        model.update(x, 100 * y, forget="auto")
+    assert model.covar_module.outputscale.item() > 100 * before
+    assert model.likelihood.noise.item() == pytest.approx(0.01)
+
+
+def test_odds_and_powers_are_checked():
+    model = make()
+    x, y = next(batches(torch.sin, 1, 5))
+    with pytest.raises(ArgumentError, match="'auto' to let the evidence decide"):
+        model.update(x, y, forget="sometimes")
+    with pytest.raises(ArgumentError, match="change_odds is 0"):
+        model.update(x, y, forget="auto", change_odds=0)
+
+
+# -- learning when it pays ------------------------------------------------------------
+
+
+def test_an_update_learns_when_the_data_have_grown():
+    model, learned = make(), []
+    for x, y in batches(torch.sin, 80, 1):
+        learned.append(model.update(x, y).learned)
+    assert learned[0]
+    gaps = [b - a for a, b in itertools.pairwise(_where(learned))]
+    assert sum(learned) < 40
+    assert max(gaps) <= 0.25 * 80 + 1
+
+
+def test_an_update_learns_from_surprising_data():
+    model = make()
+    for x, y in batches(torch.sin, 12, 20):
+        model.update(x, y)
+    x, y = next(batches(torch.sin, 1, 10, seed=5))
+    calm = copy.deepcopy(model).update(x, y)
+    assert not calm.learned and abs(float(calm.surprise)) < 1
+    loud = copy.deepcopy(model).update(x, y + 1)
+    assert loud.learned and float(loud.surprise) > 10
+
+
+def test_an_update_that_does_not_learn_still_knows_the_data():
+    model = make()
+    for x, y in batches(torch.sin, 12, 20):
+        model.update(x, y)
+    x, y = torch.tensor([[8.0]]).double(), torch.tensor([1.5]).double()
+    result = model.update(x, y, learn_hyperparameters=False)
+    assert not result.learned and result.num_steps == 0
+    assert float(model(x).mean) == pytest.approx(1.5, abs=0.2)
+
+
+def test_no_learning_is_no_step():
+    model = make()
+    for x, y in batches(torch.sin, 3, 20):
+        result = model.update(x, y, learn_hyperparameters=False)
+        assert result.num_steps == 0
+    result = model.update(x, y, learn_hyperparameters=False, learn_inducing_points=True)
+    assert result.num_steps > 0  # asked for by name
+
+
+def _where(flags: list[bool]) -> list[int]:
+    return [i for i, flag in enumerate(flags) if flag]

@@ -1,0 +1,135 @@
+"""Kernels as plain tensors, against GPyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpytorch.kernels import (
+    ConstantKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PolynomialKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
+from linear_operator import to_dense
+from torch import Tensor
+
+from torch_ssgp.kernels import read
+from torch_ssgp.modules import Opaque, form_of
+
+BATCH = torch.Size([4])
+
+KERNELS = {
+    "rbf": lambda: RBFKernel(),
+    "ard": lambda: ScaleKernel(RBFKernel(ard_num_dims=3)),
+    "matern 1/2": lambda: MaternKernel(0.5),
+    "matern 3/2": lambda: MaternKernel(1.5, ard_num_dims=3),
+    "matern 5/2": lambda: ScaleKernel(MaternKernel(2.5)),
+    "rational quadratic": lambda: RQKernel(ard_num_dims=3),
+    "periodic": lambda: ScaleKernel(PeriodicKernel()),
+    "periodic ard": lambda: PeriodicKernel(ard_num_dims=3),
+    "linear": lambda: LinearKernel(),
+    "linear ard": lambda: ScaleKernel(LinearKernel(ard_num_dims=3)),
+    "constant": lambda: ConstantKernel(),
+    "sum": lambda: (
+        ScaleKernel(RBFKernel(active_dims=[0, 2]) * PeriodicKernel(active_dims=[1]))
+        + LinearKernel(active_dims=[2])
+        + ConstantKernel()
+    ),
+    "scale of dims": lambda: ScaleKernel(RBFKernel(active_dims=[1])),
+    "product": lambda: RBFKernel() * RQKernel() * MaternKernel(1.5, active_dims=[0]),
+    "batch": lambda: ScaleKernel(
+        RBFKernel(ard_num_dims=3, batch_shape=BATCH), batch_shape=BATCH
+    ),
+    "scaled sum in a batch": lambda: ScaleKernel(
+        PeriodicKernel(batch_shape=BATCH) + ConstantKernel(batch_shape=BATCH),
+        batch_shape=BATCH,
+    ),
+}
+
+
+def make(name: str) -> tuple[Kernel, Tensor, Tensor]:
+    """A kernel with random hyperparameters, and two sets of inputs."""
+    torch.manual_seed(0)
+    kernel = KERNELS[name]().double()
+    for parameter in kernel.parameters():
+        parameter.data.normal_()
+    x1, x2 = (5 + 2 * torch.randn(n, 3, dtype=torch.float64) for n in (7, 9))
+    return kernel, x1.requires_grad_(), x2.requires_grad_()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_values_and_gradients_are_those_of_gpytorch(name: str) -> None:
+    kernel, x1, x2 = make(name)
+    form = read(kernel)
+    assert form is not None
+    ours, theirs = form.gram(x1, x2), to_dense(kernel(x1, x2))
+    assert ours.shape == theirs.shape
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    diagonal = kernel(x1, diag=True)
+    torch.testing.assert_close(form.variances(x1).expand_as(diagonal), diagonal)
+    weight = torch.randn_like(ours)
+    inputs = [x1, x2, *kernel.parameters()]
+    for a, b in zip(
+        torch.autograd.grad((weight * ours).sum(), inputs, allow_unused=True),
+        torch.autograd.grad((weight * theirs).sum(), inputs, allow_unused=True),
+        strict=True,
+    ):
+        if b is None:
+            assert a is None or not a.any()
+        else:
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
+def test_gradients_at_points_that_coincide_are_finite(nu: float) -> None:
+    kernel = MaternKernel(nu).double()
+    x = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    form = read(kernel)
+    assert form is not None
+    (grad,) = torch.autograd.grad(form.gram(x, x.detach()).sum(), x)
+    assert torch.isfinite(grad).all()
+
+
+@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
+def test_second_derivatives_of_matern_kernels(nu: float) -> None:
+    kernel = MaternKernel(nu).double()
+    x1, x2 = torch.randn(3, 2).double().requires_grad_(), torch.randn(4, 2).double()
+
+    def gram(x: Tensor) -> Tensor:
+        form = read(kernel)
+        assert form is not None
+        return form.gram(x, x2)
+
+    assert torch.autograd.gradcheck(gram, (x1,))
+    assert torch.autograd.gradgradcheck(gram, (x1,))
+
+
+class Shifted(RBFKernel):
+    """A kernel that computes something else than its base class."""
+
+    def forward(self, x1: Tensor, x2: Tensor, **params: object) -> Tensor:
+        return super().forward(x1, x2 + 0 * x2, **params)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [PolynomialKernel(2), Shifted(), ScaleKernel(Shifted()), RBFKernel() + Shifted()],
+    ids=["polynomial", "subclass", "scaled subclass", "sum with a subclass"],
+)
+def test_other_kernels_go_through_gpytorch(kernel: Kernel) -> None:
+    assert read(kernel) is None
+    form, x = form_of(kernel.double()), torch.randn(5, 2).double()
+    assert isinstance(form, Opaque)
+    torch.testing.assert_close(form.gram(x, x), to_dense(kernel(x)))
+
+
+def test_hyperparameters_are_read_at_the_call() -> None:
+    kernel, x = RBFKernel().double(), torch.randn(5, 2).double()
+    before = form_of(kernel).gram(x, x)
+    kernel.lengthscale = 3.0
+    assert (form_of(kernel).gram(x, x) > before).any()
