@@ -17,6 +17,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from river import checks, compose, datasets, evaluate, metrics, preprocessing
 
 import torch_ssgp.river
+from examples import river_stream
 from torch_ssgp import StreamingGP, UpdateOptions
 from torch_ssgp.estimators import default_kernel
 from torch_ssgp.exceptions import (
@@ -446,3 +447,11 @@ def test_without_river_the_error_says_what_to_install(monkeypatch):
 
 def test_examples_in_the_docstrings_run():
     assert doctest.testmod(torch_ssgp.river).failed == 0
+
+
+def test_the_example_predicts_better_than_its_neighbours(tmp_path, capsys):
+    tracks = river_stream.main(num_data=100, num_steps=20, out=tmp_path)
+    assert tracks["StreamingGPRegressor"].mae < tracks["KNNRegressor"].mae
+    assert tracks["StreamingGPRegressor"].coverage > 0.5
+    assert (tmp_path / "river_stream.png").stat().st_size > 10_000
+    assert "ms per datum" in capsys.readouterr().out

@@ -29,6 +29,7 @@ from sklearn.utils.estimator_checks import (
 )
 
 import torch_ssgp.sklearn
+from examples import sklearn_pipeline
 from torch_ssgp import StreamingGP, UpdateOptions
 from torch_ssgp.exceptions import ArgumentError, MissingDependencyError
 from torch_ssgp.sklearn import StreamingGPClassifier, StreamingGPRegressor
@@ -473,3 +474,11 @@ def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
 
 def test_examples_in_the_docstrings_run():
     assert doctest.testmod(torch_ssgp.sklearn).failed == 0
+
+
+def test_the_pipeline_of_the_example_is_as_good_as_an_exact_gp(capsys):
+    scores = sklearn_pipeline.main(num_chunks=3, num_steps=20)
+    ours, exact, linear = scores["folds"]
+    assert ours > min(exact, linear) - 0.02
+    assert scores["chunks"][-1] > 0.3
+    assert "inside 90 %" in capsys.readouterr().out

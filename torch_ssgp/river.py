@@ -55,6 +55,9 @@ __all__ = ["StreamingGPClassifier", "StreamingGPRegressor"]
 
 Row = dict[Hashable, float]
 
+# Streams change; the evidence says when.
+DEFAULTS = UpdateOptions(forget="auto")
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -299,7 +302,7 @@ class _StreamingGP(base.Estimator):
         )
 
     def _update(self, model: StreamingGP, x: Array, y: Any) -> None:
-        options = checked_options(self.options)
+        options = checked_options(self.options or DEFAULTS)
         learn(model, as_tensor(x, model), as_tensor(y, model), options)
 
 
@@ -319,7 +322,8 @@ class StreamingGPRegressor(_StreamingGP, base.MiniBatchRegressor):
             feature.
         num_inducing: Largest number of inducing points.
         memory_size: Number of points of the memory; twice ``num_inducing`` by default.
-        options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`.
+        options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`; by default
+            ``UpdateOptions(forget="auto")``, which notices when the stream changes.
         batch_size: Number of data that ``learn_one`` collects for an update; at first
             fewer, 1, 1, 2, 4, ... Predictions do not know those that wait.
         absent: Value of a feature that is not there; by default its mean so far.
@@ -443,7 +447,8 @@ class StreamingGPClassifier(_StreamingGP, base.MiniBatchClassifier):
             feature.
         num_inducing: Largest number of inducing points.
         memory_size: Number of points of the memory; twice ``num_inducing`` by default.
-        options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`.
+        options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`; by default
+            ``UpdateOptions(forget="auto")``, which notices when the stream changes.
         batch_size: Number of data that ``learn_one`` collects for an update; at first
             fewer, 1, 1, 2, 4, ... Predictions do not know those that wait.
         absent: Value of a feature that is not there; by default its mean so far.

@@ -135,7 +135,7 @@ def _run(
         result = learn(core, x, y, options, noise=noise)
         yield Record(
             num_data=y.size(-1),
-            forget=float(getattr(result, "forgot", torch.ones(())).mean()),
+            forget=float(result.forgot.mean()),
             num_inducing=result.num_inducing,
             milliseconds=1000 * (time.perf_counter() - start),
             result=result,
