@@ -16,15 +16,14 @@ import oracles
 from torch_ssgp import StreamingGP
 from workbench import baselines
 from workbench.baselines import (
-    SVI,
     BatchSGPR,
     Method,
-    OnlineConditioning,
     Streaming,
     WindowedGP,
     WindowedSGPR,
     normal_scores,
 )
+from workbench.uncollapsed import SVI, OnlineConditioning
 
 NOISE = 0.1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +14,19 @@ from torch import Tensor
 
 import oracles
 from torch_ssgp import StreamingGP, settings
-from workbench import bench_memory, benchmark, streams
+from workbench import batch_bound, bench_memory, benchmark, results, running, streams
+from workbench import bench_memory_tables as tables
 from workbench.baselines import new_kernel
-from workbench.bench_memory import (
+from workbench.batch_bound import BatchBound, Snapshot
+from workbench.bench_memory import Budget
+from workbench.bench_memory_tables import (
     BATCH,
     DEFAULT,
     FLOOR,
     SIZES,
     STORAGE,
     VARIANTS,
-    BatchBound,
-    Budget,
     Row,
-    Snapshot,
 )
 from workbench.streams import Stream
 
@@ -66,10 +65,11 @@ class FakeModel:
     def __init__(self, fails_at: int | None = None) -> None:
         self.fails_at, self.num_updates = fails_at, 0
 
-    def update(self, x: Tensor, y: Tensor) -> None:
+    def update(self, x: Tensor, y: Tensor) -> SimpleNamespace:
         self.num_updates += 1
         if self.num_updates == self.fails_at:
             raise RuntimeError("no more")
+        return self.summary
 
     def predict(self, x: Tensor, from_memory: bool = False) -> Any:
         mean = torch.full((len(x),), 3.0 if from_memory else 2.0)
@@ -113,9 +113,9 @@ def test_variants_share_the_inducing_points_or_the_storage(
 def test_a_batch_reference_is_batch_regression_on_a_plateau() -> None:
     stream = streams.revisiting(num_batches=1, num_test=20)
     x, y = stream.x_train, stream.y_train
-    found = bench_memory.batch_reference(x, y, num_inducing=8)
+    found = batch_bound.batch_reference(x, y, num_inducing=8)
     model = found.model
-    assert found.converged and found.restarts > 0 and found.gain < bench_memory.PLATEAU
+    assert found.converged and found.restarts > 0 and found.gain < batch_bound.PLATEAU
 
     def kernel(x1: Tensor, x2: Tensor) -> Tensor:
         return model.covar_module(x1, x2).to_dense()
@@ -154,9 +154,9 @@ def test_a_reference_that_its_cap_stopped_is_on_no_plateau() -> None:
     stream = streams.revisiting(num_batches=1, num_test=20)
     result = bench_memory.run_batch(stream, 10, max_steps=1)
     assert not result["converged"] and result["restarts"] == 0
-    assert result["gain"] > bench_memory.PLATEAU
+    assert result["gain"] > batch_bound.PLATEAU
     rows = [{**row("revisiting", BATCH, 1.0, 1.0), **result}]
-    assert "no plateau (seed): revisiting (0)." in bench_memory.remarks(rows)
+    assert "no plateau (seed): revisiting (0)." in tables.remarks(rows)
 
 
 def test_a_batch_model_is_near_where_its_scores_are_those_of_its_end(
@@ -165,7 +165,7 @@ def test_a_batch_model_is_near_where_its_scores_are_those_of_its_end(
     scores = {"start": (0.05, 1.0), "near": (0.0405, 1.99), "end": (0.04, 2.0)}
     path = [Snapshot(1, 1.0, -9.0, "start"), Snapshot(50, 6.0, -1.0, "near")]
     model = SimpleNamespace(name="end", summary=SimpleNamespace(num_inducing=5))
-    found = bench_memory.Reference(
+    found = batch_bound.Reference(
         model, -1.0, True, 60, 1, 0.0, 7.0, path, lambda at: SimpleNamespace(name=at)
     )
 
@@ -173,7 +173,7 @@ def test_a_batch_model_is_near_where_its_scores_are_those_of_its_end(
         return dict(zip(("RMSE", "MLL"), scores[model.name], strict=True))
 
     monkeypatch.setattr(bench_memory, "batch_reference", lambda *_: found)
-    monkeypatch.setattr(bench_memory, "accuracy", accuracy)
+    monkeypatch.setattr(bench_memory, "scores", accuracy)
     stream = streams.revisiting(num_batches=1, num_test=1)
     result = bench_memory.run_batch(stream, 5)
     assert (result["cpu_seconds"], result["cpu_seconds_near"]) == (7.0, 6.0)
@@ -196,7 +196,7 @@ def test_a_failure_is_a_row_with_both_scores(monkeypatch: pytest.MonkeyPatch) ->
     model = FakeModel(fails_at=2)
     monkeypatch.setattr(bench_memory, "new_model", lambda *_: model)
     batches = [(torch.zeros(2, 1), torch.zeros(2))] * 4
-    num_test = bench_memory.CHUNK + 1
+    num_test = running.CHUNK + 1
     stream = Stream("", batches, torch.zeros(num_test, 1), torch.zeros(num_test), "")
     result = bench_memory.run_stream(stream, Budget(10, None))
     assert model.num_updates == 2 and result["failure"] == "RuntimeError: no more"
@@ -217,7 +217,7 @@ def test_a_run_is_resumed_and_shares_its_file(
 
     def runs_meanwhile(stream: Stream, *_: object) -> Row:
         if not seen:
-            bench_memory.write(out, {}, [other])
+            results.write(out, {}, [other])
         seen.append(stream)
         return {"RMSE": float(len(seen))}
 
@@ -242,19 +242,6 @@ def test_a_run_is_resumed_and_shares_its_file(
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_a_file_has_a_header_and_a_line_per_row(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "memory.json"
-    rows = [row("bike", BATCH, 1.0, 1.0), row("bike", DEFAULT, 1.0, 1.0)]
-    header = bench_memory._header(max_steps=5)
-    bench_memory.write(out, header, rows)
-    lines = out.read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line.rstrip(",")) for line in lines[2:4]] == rows
-    assert json.loads(out.read_text()) == {"header": header, "rows": rows}
-    assert header["batch"]["max_steps"] == 5 and header["torch_ssgp"][0].isdigit()
-    assert list(bench_memory.read(out).values()) == rows
-    assert bench_memory.read(tmp_path / "none.json") == {}
-
-
 def test_a_batch_model_is_run_once_where_seeds_are_roundings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,7 +264,7 @@ def test_a_line_has_ranges_over_seeds_against_the_right_batch_model() -> None:
         row("bike", DEFAULT, 9.0, 0.0),  # this split has no batch model yet
         row("bike", DEFAULT, 3.0, 0.5, seed=1),
     ]
-    audio, bike = bench_memory.table(rows)
+    audio, bike = tables.table(rows)
     assert (audio["stream"], audio["seeds"], audio["failures"]) == ("audio M=100", 2, 0)
     assert audio["RMSE / batch"] == "1.000 to 1.100"
     assert audio["MLL - batch"] == "-0.100 to +0.100"
@@ -290,7 +277,7 @@ def test_a_line_has_ranges_over_seeds_against_the_right_batch_model() -> None:
 def test_a_bar_is_met_in_every_seed_or_not_at_all() -> None:
     def met(stream: str, *runs: Row) -> tuple[str, str]:
         batch = row(stream, BATCH, 1.0, 1.0)
-        (line,) = bench_memory.bars([batch, *runs])
+        (line,) = tables.bars([batch, *runs])
         return line["met"], line["from"]
 
     def end(stream: str, rmse: float, mll: float, **others: Any) -> Row:
@@ -316,7 +303,7 @@ def test_errors_below_the_noise_floor_count_as_the_floor() -> None:
 
     def met(rmse: float) -> str:
         batch = row(name, BATCH, FLOOR / 4, 1.0)
-        (line,) = bench_memory.bars([batch, row(name, DEFAULT, rmse, 1.0)])
+        (line,) = tables.bars([batch, row(name, DEFAULT, rmse, 1.0)])
         return line["met"]
 
     assert [met(FLOOR / 2), met(1.03 * FLOOR)] == ["yes", "no"]
@@ -328,7 +315,7 @@ def test_sizes_are_compared_on_streams_that_have_them_all() -> None:
         rows.append(row("bike", size, 1.5 - 0.1 * place, 1.0, (1.0, 2.0)))
         rows.append(row("elevators", size, 1.1, 0.5, (1.0, 2.0), cpu_seconds=4.0))
     rows.append(row("terrain", "memory M", 99.0, -99.0))
-    lines = bench_memory.sizes(rows)
+    lines = tables.sizes(rows)
     assert [line["variant"] for line in lines] == [*SIZES]
     assert {line["streams"] for line in lines} == {2}
     worst = [line["RMSE / batch, worst"] for line in lines]
@@ -337,7 +324,7 @@ def test_sizes_are_compared_on_streams_that_have_them_all() -> None:
     assert lines[0]["MLL - batch, worst"] == -0.5
     assert lines[0]["memory MLL - batch, worst"] == 1.0
     assert lines[0]["CPU / batch, median"] == 1.5
-    assert bench_memory.sizes(rows[:3]) == []
+    assert tables.sizes(rows[:3]) == []
 
 
 def test_the_same_storage_stands_beside_the_default() -> None:
@@ -347,9 +334,9 @@ def test_the_same_storage_stands_beside_the_default() -> None:
         row("elevators", BATCH, 1.0, 1.0),
         row("elevators", DEFAULT, 1.0, 1.0),
     ]
-    assert bench_memory.storage(rows) == []
+    assert tables.storage(rows) == []
     rows.append(row("bike", STORAGE, 2.4, 0.7, M=224, R=224, cpu_seconds=8.0))
-    (line,) = bench_memory.storage(rows)
+    (line,) = tables.storage(rows)
     assert (line["stream"], line["M, R"], line["M'"]) == ("bike", "100, 200", 224)
     ratios = [line[name] for name in ("RMSE / batch", "from memory", "with M'")]
     assert ratios == pytest.approx([1.1, 1.05, 1.2])
@@ -360,12 +347,12 @@ def test_the_same_storage_stands_beside_the_default() -> None:
 
 def test_remarks_name_what_is_missing_and_what_went_wrong() -> None:
     rows = [row("bike", variant, 1.0, 1.0) for variant in [BATCH, *VARIANTS]]
-    text = bench_memory.remarks(rows)
+    text = tables.remarks(rows)
     assert "Not run yet: pseudo-periodic M=100 (batch SGPR, default," in text
     assert "bike" not in text and "plateau" not in text and "failed" not in text
     rows[0]["converged"], rows[1]["failure"] = False, "gone"
     rows[2]["version"] = "2"
-    text = bench_memory.remarks(rows)
+    text = tables.remarks(rows)
     assert "no plateau (seed): bike (0)." in text
     assert "failed (seed): bike, default (0)." in text
     assert text.endswith("Versions of torch_ssgp: 1 and 2.")
@@ -373,7 +360,7 @@ def test_remarks_name_what_is_missing_and_what_went_wrong() -> None:
 
 def test_sections_are_the_tables_and_do_not_clash_with_those_of_policies() -> None:
     rows = [row("bike", variant, 1.0, 1.0) for variant in [BATCH, *VARIANTS]]
-    places = bench_memory.sections(rows)
+    places = tables.sections(rows)
     assert all(name.startswith("memory_") and text for name, text in places.items())
     assert places["memory_streams"].count("\n") == 1 + len(VARIANTS)
     assert places["memory_references"].splitlines()[2].startswith("| bike | 0 | 100 |")
@@ -387,7 +374,7 @@ def test_memory_gets_its_arguments_and_tables_run_nothing(
 ) -> None:
     out = tmp_path / "memory.json"
     rows = [row("bike", BATCH, 1.0, 1.0), row("bike", DEFAULT, 1.25, 1.0)]
-    bench_memory.write(out, {}, rows)
+    results.write(out, {}, rows)
     calls: list[tuple] = []
 
     def run(*arguments: object) -> list[Row]:
@@ -399,4 +386,4 @@ def test_memory_gets_its_arguments_and_tables_run_nothing(
     assert "1.250" in capsys.readouterr().out and not calls
     benchmark.main(["memory", "--out", str(out), "--streams", "bike", "--seeds", "2"])
     assert "1.250" in capsys.readouterr().out
-    assert calls == [(out, None, 2, ["bike"], (), bench_memory.MAX_STEPS, False)]
+    assert calls == [(out, None, 2, ["bike"], (), batch_bound.MAX_STEPS, False)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +9,12 @@ import pytest
 import torch
 
 from workbench import bench_streams as bench
-from workbench import benchmark
-from workbench.bench_streams import BATCH, EXACT, STREAM, Key, Row, Small
+from workbench import bench_streams_tables as tables
+from workbench import benchmark, exact, hard_streams, results
+from workbench.baselines import new_kernel
+from workbench.bench_streams import BATCH, EXACT, STREAM, Key, Row
+from workbench.hard_streams import Small
+from workbench.streams import gp_draw
 
 
 def row(name: str, case: str, method: str, seed: int = 0, **others: object) -> Row:
@@ -20,16 +23,11 @@ def row(name: str, case: str, method: str, seed: int = 0, **others: object) -> R
     return {**key, "version": "1", "cpu_seconds": 2.0, "failure": "", **others}
 
 
-def head(version: str = "1", memory_size: int | None = None) -> Row:
-    """The header of a file."""
-    return {**bench.header(memory_size, 1), "versions": {"torch_ssgp": version}}
-
-
 # --------------------------------------------------------------------------- streams
 
 
 def test_there_are_sixty_small_streams_of_all_kinds() -> None:
-    found = bench.small_streams()
+    found = hard_streams.small_streams()
     assert len(set(found)) == len(found) == 60
     kinds = {(case.batch, case.inputs, case.arrival) for case in found}
     assert len(kinds) == 4 * 4 * 2
@@ -40,7 +38,7 @@ def test_there_are_sixty_small_streams_of_all_kinds() -> None:
 
 @pytest.mark.parametrize("case", [Small(10, 2, "sorted", 1), Small(2, 3, "random", 0)])
 def test_small_streams_are_cut_and_sorted(case: Small) -> None:
-    batches, x_test, f_test = bench.small_data(case)
+    batches, x_test, f_test = hard_streams.small_data(case)
     lengths = [len(y) for _, y in batches]
     assert lengths[0] == case.first and max(lengths) == case.batch
     assert sum(lengths) == (300 if case.batch <= 2 else 500)
@@ -48,25 +46,25 @@ def test_small_streams_are_cut_and_sorted(case: Small) -> None:
     is_sorted = bool((x[:, 0].diff() >= 0).all())
     assert is_sorted == (case.arrival == "sorted")
     assert x_test.shape == (300, case.inputs) and f_test.shape == (300,)
-    again = bench.small_data(case)
+    again = hard_streams.small_data(case)
     assert torch.equal(again.batches[-1][1], batches[-1][1])
-    other = bench.small_data(case._replace(inputs=4))
+    other = hard_streams.small_data(case._replace(inputs=4))
     assert not torch.equal(other.batches[-1][1], batches[-1][1])
 
 
-@pytest.mark.parametrize("name", bench.SERIES)
+@pytest.mark.parametrize("name", hard_streams.SERIES)
 def test_a_series_repeats_apart_from_its_swings(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "SWINGS", 0.0)
-    case = bench.SERIES[name]
-    x, y, f = bench.series_data(case, 0)
+    monkeypatch.setattr(hard_streams, "SWINGS", 0.0)
+    case = hard_streams.SERIES[name]
+    x, y, f = hard_streams.series_data(case, 0)
     num = case.per_period
     torch.testing.assert_close(f[num:], f[:-num])
     assert len(f) == num * (case.periods + 1)
     assert x[num].item() == pytest.approx(max(case.patterns))
-    assert (y - f).std().item() == pytest.approx(bench.NOISE, rel=0.1)
-    kernel = bench.series_kernel(case)
+    assert (y - f).std().item() == pytest.approx(hard_streams.NOISE, rel=0.1)
+    kernel = hard_streams.series_kernel(case)
     learned = [each.base_kernel.period_length.item() for each in kernel.kernels[1:]]
     assert learned == pytest.approx(list(case.patterns))
 
@@ -74,7 +72,7 @@ def test_a_series_repeats_apart_from_its_swings(
 @pytest.mark.parametrize(("order", "labels"), [("class 0 first", 0), ("random", None)])
 def test_classes_arrive_one_after_the_other(order: str, labels: int | None) -> None:
     pytest.importorskip("river")
-    batches, x_test, _ = bench.banana_batches(order, 0)
+    batches, x_test, _ = hard_streams.banana_batches(order, 0)
     assert len(batches) == 10 and len(x_test) == 4900
     assert sum(len(y) for _, y in batches) == 400
     each = [set(y.tolist()) for _, y in batches]
@@ -85,7 +83,7 @@ def test_classes_arrive_one_after_the_other(order: str, labels: int | None) -> N
 
 
 def test_a_deep_kernel_is_the_kernel_of_the_features() -> None:
-    kernel, same, other = (bench.deep_kernel(seed) for seed in (0, 0, 1))
+    kernel, same, other = (hard_streams.deep_kernel(seed) for seed in (0, 0, 1))
     x = torch.randn(5, 8, dtype=torch.float64)
     features = kernel.base_kernel.network(x)
     assert features.shape == (5, 2)
@@ -110,9 +108,10 @@ def test_a_small_stream_is_learned_and_so_is_its_batch() -> None:
 
 
 def test_a_failure_ends_a_stream_and_is_told() -> None:
-    def update(x: torch.Tensor, y: torch.Tensor) -> None:
+    def update(x: torch.Tensor, y: torch.Tensor) -> SimpleNamespace:
         if len(y) > 1:
             raise ValueError("too many")
+        return SimpleNamespace(num_inducing=1)
 
     ones = torch.ones(2)
     batches = [(ones[:1], ones[:1]), (ones, ones), (ones[:1], ones[:1])]
@@ -137,62 +136,57 @@ def test_the_larger_bound_of_two_optimisers_counts() -> None:
 def test_exact_models_reach_more_evidence_than_the_truth() -> None:
     gen = torch.Generator().manual_seed(0)
     x = 6 * torch.rand(60, 1, generator=gen, dtype=torch.float64)
-    y = bench.observed(bench.gp_draw(gen, 1, 1.0)(x), gen)
-    truth = bench.new_kernel(1).double()
+    y = hard_streams.observed(gp_draw(gen, 1, 1.0)(x), gen)
+    truth = new_kernel(1).double()
     truth.base_kernel.lengthscale, truth.outputscale = 1.0, 1.0
-    K = truth(x).to_dense() + bench.NOISE**2 * torch.eye(60, dtype=torch.float64)
+    K = truth(x).to_dense() + hard_streams.NOISE**2 * torch.eye(60, dtype=torch.float64)
     evidence = torch.distributions.MultivariateNormal(torch.zeros_like(y), K)
-    far = bench.new_kernel(1).double()
+    far = new_kernel(1).double()
     far.base_kernel.lengthscale = 30.0
-    model, found = bench.run_exact(
-        [far, bench.new_kernel(1).double()], x, y, num_steps=100, adam=None
+    model, found = exact.run_exact(
+        [far, new_kernel(1).double()], x, y, num_steps=100, adam=None
     )
     assert max(found["evidences"]) > evidence.log_prob(y).item()
-    assert model.likelihood.noise.sqrt().item() == pytest.approx(bench.NOISE, rel=0.4)
-    _, few = bench.run_exact([far], x, y, num_steps=3, adam=0.01)
+    assert model.likelihood.noise.sqrt().item() == pytest.approx(
+        hard_streams.NOISE, rel=0.4
+    )
+    _, few = exact.run_exact([far], x, y, num_steps=3, adam=0.01)
     assert few["evidences"][0] < max(found["evidences"])
 
 
 # --------------------------------------------------------------------- files and runs
 
 
-def test_a_run_resumes_and_references_outlive_a_version(tmp_path: Path) -> None:
+def test_a_run_resumes_and_references_outlive_a_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, calls = tmp_path / "streams.json", []
     keys = [Key("deep", "deep kernel", 0, method) for method in (EXACT, STREAM)]
     jobs = {
         key: (lambda key=key: calls.append(key.method) or {"RMSE": 1}) for key in keys
     }
-    rows = bench.run(out, head(), jobs)
+    monkeypatch.setattr(results, "version", lambda name: "1")
+    rows = bench.run(out, None, jobs)
     assert calls == [EXACT, STREAM] and [each["RMSE"] for each in rows] == [1, 1]
-    bench.run(out, head(), jobs)
+    bench.run(out, None, jobs)
     assert calls == [EXACT, STREAM]
-    rows = bench.run(out, head("2"), jobs)
+    monkeypatch.setattr(results, "version", lambda name: "2")
+    rows = bench.run(out, None, jobs)
     assert calls[2:] == [STREAM]
     assert {each["method"]: each["version"] for each in rows} == {
         EXACT: "1",
         STREAM: "2",
     }
-    bench.run(out, head("2"), jobs, again=[EXACT])
+    bench.run(out, None, jobs, again=[EXACT])
     assert calls[3:] == [EXACT]
     assert [path.name for path in tmp_path.iterdir()] == ["streams.json"]
 
 
-def test_a_file_has_a_header_and_one_line_for_each_row(tmp_path: Path) -> None:
-    out = tmp_path / "streams.json"
-    rows = [row("small", "a", STREAM, seed) for seed in range(3)]
-    bench.write(out, head(), rows)
-    first, *lines = out.read_text().splitlines()
-    assert "torch_ssgp" in first and len(lines) == 1 + 3 + 1
-    assert json.loads(out.read_text())["rows"] == rows == [*bench.read(out).values()]
-
-
 def test_a_file_of_another_memory_size_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "streams.json"
-    bench.run(out, head(memory_size=7), {})
+    bench.run(out, 7, {})
     with pytest.raises(SystemExit, match="has memory_size=7, not None"):
-        bench.run(out, head(), {})
-    assert bench.sizes(5, None) == {"num_inducing": 5}
-    assert bench.sizes(5, 9) == {"num_inducing": 5, "memory_size": 9}
+        bench.run(out, None, {})
 
 
 def test_only_what_was_asked_for_is_run(
@@ -200,7 +194,7 @@ def test_only_what_was_asked_for_is_run(
 ) -> None:
     asked: list[Key] = []
     monkeypatch.setattr(
-        bench, "run", lambda out, head, jobs, again: asked.extend(jobs) or []
+        bench, "run", lambda out, size, jobs, again: asked.extend(jobs) or []
     )
     only = ["labels", "--only", "banana, random", "--seeds", "1"]
     benchmark.main(["streams", *only, "--out", str(tmp_path / "file")])
@@ -228,7 +222,7 @@ def small_rows(ratios: list[float]) -> list[Row]:
 
 
 def test_small_streams_are_counted_near_up_to_ten_per_cent() -> None:
-    every, *groups = bench.small_table(small_rows([0.9, 1.09, 1.2, 1.0]))
+    every, *groups = tables.small_table(small_rows([0.9, 1.09, 1.2, 1.0]))
     assert every["number"] == 4 and every["share within 1.10"] == "75 %"
     assert every["worst RMSE / batch"] == pytest.approx(1.2)
     assert every["median RMSE / batch"] == pytest.approx(1.045)
@@ -237,9 +231,9 @@ def test_small_streams_are_counted_near_up_to_ten_per_cent() -> None:
     assert one["number"] == 1 and one["median RMSE / batch"] == pytest.approx(0.9)
     verdict = "95% within, none above 1.5"
     assert every[verdict] == "no"
-    assert bench.small_table(small_rows(20 * [1.0]))[0][verdict] == "yes"
-    assert bench.small_table(small_rows(19 * [1.0] + [1.4]))[0][verdict] == "yes"
-    assert bench.small_table(small_rows(19 * [1.0] + [1.6]))[0][verdict] == "no"
+    assert tables.small_table(small_rows(20 * [1.0]))[0][verdict] == "yes"
+    assert tables.small_table(small_rows(19 * [1.0] + [1.4]))[0][verdict] == "yes"
+    assert tables.small_table(small_rows(19 * [1.0] + [1.6]))[0][verdict] == "no"
 
 
 def test_a_period_that_moves_is_told_and_the_median_decides() -> None:
@@ -248,14 +242,14 @@ def test_a_period_that_moves_is_told_and_the_median_decides() -> None:
         periods = {"periods": [period, 1.0], "true_periods": [7.0, 1.0]}
         rows.append(row("periods", "weekly", EXACT, seed, RMSE=0.1, **periods))
         rows.append(row("periods", "weekly", STREAM, seed, RMSE=0.1 * ratio, **periods))
-    (line,) = bench.ratio_table(rows, "periods", 1.15)
+    (line,) = tables.ratio_table(rows, "periods", 1.15)
     assert line["median RMSE / exact"] == pytest.approx(1.1)
     assert line["worst RMSE / exact"] == pytest.approx(9)
     assert line["median within 1.15"] == "yes" and line["one update / exact"] == "–"
     assert line["period moved by"] == "1.00 %" and line["it stays"] == "yes"
     rows[1]["periods"] = [7.0, 0.9]
-    assert bench.ratio_table(rows, "periods", 1.05)[0]["it stays"] == "no"
-    assert bench.ratio_table(rows, "periods", 1.05)[0]["median within 1.05"] == "no"
+    assert tables.ratio_table(rows, "periods", 1.05)[0]["it stays"] == "no"
+    assert tables.ratio_table(rows, "periods", 1.05)[0]["median within 1.05"] == "no"
 
 
 def test_all_orders_of_labels_have_one_batch_model() -> None:
@@ -267,7 +261,7 @@ def test_all_orders_of_labels_have_one_batch_model() -> None:
         row("labels", "digits", BATCH, error=0.03),
         row("labels", "digits, class by class", STREAM, error=0.045),
     ]
-    random, ordered, digits = bench.label_table(rows)
+    random, ordered, digits = tables.label_table(rows)
     assert random["worst difference"] == "+1.5 points" and random["within"] == "yes"
     assert random["seeds"] == 2 and random["failures"] == 1
     assert ordered["error of batch"] == "10.0 %" and ordered["within"] == "no"
@@ -277,8 +271,8 @@ def test_all_orders_of_labels_have_one_batch_model() -> None:
 
 def test_streams_without_a_reference_are_left_out_of_the_page() -> None:
     rows = small_rows([1.0, 2.0])
-    text = bench.sections([*rows, row("deep", "deep kernel", STREAM, RMSE=1.0)])
+    text = tables.sections([*rows, row("deep", "deep kernel", STREAM, RMSE=1.0)])
     assert set(text) == set(bench.BENCHES)
     assert text["deep"] == text["labels"] == ""
     assert text["small"].startswith("| streams | number |")
-    assert bench.small_table([r for r in rows if r["method"] == STREAM]) == []
+    assert tables.small_table([r for r in rows if r["method"] == STREAM]) == []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from workbench import bench_policies, benchmark, common
+from workbench import bench_policies, benchmark, results
 from workbench.bench_policies import BATCH, DEFAULT, NEAR, Row
 
 PAGE = benchmark.DOCS / "benchmarks.md"
@@ -70,7 +69,8 @@ def test_what_is_said_of_policies_is_what_the_table_shows() -> None:
 def test_a_gap_is_read_from_its_numbers() -> None:
     def text(*values: float) -> str:
         rows = [{"after": str(value), "RMSE": value} for value in values]
-        return bench_policies.gap_reading({"stream": "audio", "rows": rows})
+        file = results.Contents({"stream": "audio"}, rows)
+        return bench_policies.gap_reading(file)
 
     chosen = text(1.0, 0.99, 0.9, 0.9, 0.5)
     assert "is 0.990 times" in chosen and "0.500 times" in chosen
@@ -87,14 +87,14 @@ def test_two_processes_share_a_file(
     other = row("audio M=100", "KeepOld", 1, 1)
 
     def runs_meanwhile(*_: object) -> Row:
-        common.write_json(out, [other])
+        results.write(out, {}, [other])
         return {"RMSE": 1.0}
 
     monkeypatch.setattr(bench_policies, "run_stream", runs_meanwhile)
     options = (["revisiting"], ["GreedyVariance"])
     rows = bench_policies.run(out, None, 1, *options)
     assert [each["policy"] for each in rows] == ["KeepOld", "GreedyVariance"]
-    assert json.loads(out.read_text()) == rows
+    assert results.read(out).rows == rows
     assert list(tmp_path.iterdir()) == [out]
 
 

@@ -274,7 +274,9 @@ def test_a_fresh_start_is_tried_whenever_the_data_have_doubled(monkeypatch):
     x, y = draw(40)
     model = make(5)
     for i in range(40):
-        model.update(x[i : i + 1], y[i : i + 1], num_steps=1)
+        model.update(
+            x[i : i + 1], y[i : i + 1], num_steps=1, learn_hyperparameters=True
+        )
     assert fresh == [2, 4, 8, 16, 32]
 
 

@@ -494,7 +494,8 @@ def test_frozen_parts_stay_where_they_are():
     z = torch.linspace(0, 8, 10).double().unsqueeze(-1)
     model = make(RBFKernel())
     state = copy.deepcopy(model.covar_module.state_dict())
-    model.update(x, y, num_steps=20, learn_hyperparameters=False, inducing_points=z)
+    frozen = {"learn_hyperparameters": False, "learn_inducing_points": True}
+    model.update(x, y, num_steps=20, **frozen, inducing_points=z)
     for name, value in model.covar_module.state_dict().items():
         assert torch.equal(value, state[name])
     assert not torch.equal(model.summary.inducing_points, z)

@@ -228,8 +228,9 @@ def test_an_absent_feature_counts_as_its_mean_or_as_told(kind, absent):
 def test_a_kernel_given_is_for_the_first_features():
     model = small(StreamingGPRegressor, kernel=ScaleKernel(RBFKernel(ard_num_dims=2)))
     model.learn_many(*as_frames(regression_stream()))
-    with pytest.warns(StreamingGPWarning, match="features c, d are ignored"):
+    with pytest.warns(StreamingGPWarning, match="features c, d are ignored") as caught:
         model.learn_one({"a": 0.1, "b": 0.2, "c": 1.0, "d": 1.0}, 0.0)
+    assert caught[0].filename == __file__
     model.learn_one({"a": 0.1, "b": 0.2, "c": 1.0}, 0.0)  # said once
     assert model.feature_names == ("a", "b")
 

@@ -115,6 +115,17 @@ def test_weights_are_remembered_from_call_to_call():
     assert float(weighted.model_.summary.num_data) == weight.sum()
 
 
+def test_all_targets_of_a_row_have_its_weight():
+    X, y = regression_data(20)
+    weight = np.arange(20) % 3
+    model = given_hyperparameters(from_memory=True)
+    Y = np.column_stack([y, y**2])
+    model.fit(X, Y, sample_weight=weight)
+    for k in range(2):
+        one = clone(model).fit(X.repeat(weight, 0), Y[:, k].repeat(weight))
+        np.testing.assert_allclose(model.predict(X)[:, k], one.predict(X), rtol=1e-6)
+
+
 def test_a_weight_divides_the_noise():
     X, y = regression_data(30)
     weight = np.random.default_rng(1).uniform(0.2, 5, 30)

@@ -1,12 +1,13 @@
 """A short soak: no exception, no NaN, no memory that grows; the page is the run's."""
 
-import json
 import math
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from workbench import soak
+from workbench import results, soak, soak_page
+from workbench.soak_stream import CHANGES
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def test_no_update_raises_or_leaves_nan(report: soak.Row) -> None:
 
 def test_the_run_meets_every_change_and_every_batch(report: soak.Row) -> None:
     assert {row["change"] for row in report["regimes"]} == {
-        change.name for change in soak.CHANGES
+        change.name for change in CHANGES
     }
     assert set(report["batches"]) == {
         "plain",
@@ -61,8 +62,15 @@ def test_an_exception_is_counted_and_the_run_goes_on(
 
 
 def test_the_page_is_that_of_the_data() -> None:
-    report = json.loads(soak.DATA.read_text(encoding="utf-8"))
+    report = soak.load(soak.DATA)
     assert soak.PAGE.read_text(encoding="utf-8") == soak.page(report)
+
+
+def test_a_report_comes_back_from_its_file(report: soak.Row, tmp_path: Path) -> None:
+    soak.save(tmp_path / "soak.json", report)
+    loaded = soak.load(tmp_path / "soak.json")
+    assert loaded.pop("version") == version("torch_ssgp")
+    assert loaded == results.rounded(report)
 
 
 def test_a_run_does_not_overwrite_the_file_of_the_docs(
@@ -116,7 +124,7 @@ def test_forgetting_is_judged_by_the_numbers(
         regime(SMALLER[1], 0.8, noise, recovered),
         regime("function changes", 0.9, 0.1, recovered),
     ]
-    text = soak.forgetting(regimes)
+    text = soak_page.forgetting(regimes)
     assert text.startswith(verdict)
     count = "2 of 2" if recovered else "0 of 2"
     assert f"{count} regimes recovered with `forget` below 1, 0 of 1 with 1." in text
@@ -128,15 +136,15 @@ def test_lost_inducing_points_are_told_only_where_they_are_lost() -> None:
     lost = [regime("function changes", 0.9, 1.0, False)]
     report = {"num_inducing": 25, "samples": samples, "regimes": lost}
     assert "end: 1 of 25 allowed, and 1 at every look since update 2,000." in (
-        soak.points(report)
+        soak_page.points(report)
     )
-    assert "slow recovery" in soak.collapse(report)
-    assert "slow recovery" in soak.reading(report)
+    assert "slow recovery" in soak_page.collapse(report)
+    assert "slow recovery" in soak_page.reading(report)
     samples[-1]["M"] = 20
-    assert soak.points(report).startswith(
+    assert soak_page.points(report).startswith(
         "Inducing points at the end: 20 of 25 allowed."
     )
-    assert soak.collapse(report) == ""
+    assert soak_page.collapse(report) == ""
     samples[-1]["M"] = 1
     report["regimes"] = [regime("function changes", 0.9, 1.0, True)]
-    assert soak.collapse(report) == ""
+    assert soak_page.collapse(report) == ""

@@ -132,6 +132,7 @@ def widen(
             continue
         state[name] = torch.cat([known, added], -1)
     wider.load_state_dict(state)
+    wider.warned = model.warned
     base = wider.covar_module.base_kernel
     known = base.lengthscale.detach()[..., :-new]
     base.lengthscale = torch.cat(

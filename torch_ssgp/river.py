@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
@@ -33,6 +32,7 @@ from torch_ssgp.exceptions import (
     NonFiniteError,
     ShapeError,
     StreamingGPWarning,
+    warn,
 )
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.update import UpdateOptions
@@ -260,12 +260,11 @@ class _StreamingGP(base.Estimator):
             known = set(columns.names)
             extra = {str(name) for row in rows for name in row if name not in known}
             if extra:
-                warnings.warn(
+                warn(
                     f"The features {', '.join(sorted(extra))} are ignored: the kernel "
                     f"given is for {', '.join(map(str, columns.names))}. Use "
                     "kernel=None for features that appear later. This is said once.",
                     StreamingGPWarning,
-                    stacklevel=4,
                 )
                 self._warned = True
         return columns

@@ -7,9 +7,12 @@ what they learned over from batch to batch. They differ in what they remember:
 * :class:`Streaming` a summary at inducing points, which are free to move,
 * :class:`WindowedGP` the last points, without an approximation,
 * :class:`WindowedSGPR` the last points, at inducing points,
+* :class:`BatchSGPR` all data at once: the ceiling,
+
+and, in :mod:`workbench.uncollapsed`,
+
 * :class:`SVI` a variational distribution at inducing points, by gradient steps,
-* :class:`OnlineConditioning` the first batch at inducing points, then every point,
-* :class:`BatchSGPR` all data at once: the ceiling.
+* :class:`OnlineConditioning` the first batch at inducing points, then every point.
 """
 
 from __future__ import annotations
@@ -19,28 +22,21 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, Protocol
 
-import gpytorch
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
-from gpytorch.utils.memoize import add_to_cache, get_from_cache
-from linear_operator.utils.errors import NanError, NotPSDError
-from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor, nn
 
 from torch_ssgp import StreamingGP
 from torch_ssgp.exceptions import BudgetWarning
 from torch_ssgp.modules import gram, variances
 from torch_ssgp.update.initialization import initialize_from_data
+from workbench.exact import NegativeLogDensity
 
 CHUNK = 1_000  # test points predicted at once
-BREAKDOWNS = (NanError, NotPSDError, torch.linalg.LinAlgError)
-MAX_CHOLESKY = 100_000  # more points than anybody has here: no iterative algebra
 
 
 class Method(Protocol):
@@ -70,7 +66,7 @@ def normal_scores(mean: Tensor, variance: Tensor, y: Tensor) -> dict[str, float]
     }
 
 
-class _Prior(nn.Module):
+class Prior(nn.Module):
     """Mean, kernel and noise that nobody has set yet."""
 
     def __init__(self, num_dims: int) -> None:
@@ -85,7 +81,7 @@ class _Prior(nn.Module):
         initialize_from_data(self.mean_module, self.covar_module, self.likelihood, x, y)
 
 
-class _Baseline:
+class Baseline:
     """What all methods share: predictions in chunks, and the names of parameters.
 
     Attributes:
@@ -128,7 +124,7 @@ def small_budget() -> Iterator[None]:
         yield
 
 
-class Streaming(_Baseline):
+class Streaming(Baseline):
     """Streaming inference with the default policy.
 
     Args:
@@ -175,7 +171,7 @@ class _Window:
         self.y = torch.cat([self.y, y])[-self.size :]
 
 
-class WindowedSGPR(_Baseline):
+class WindowedSGPR(Baseline):
     """Collapsed sparse regression on the last points, and nothing else.
 
     The same code as :class:`Streaming`, so it is as fast: an update on the whole
@@ -217,7 +213,7 @@ class WindowedSGPR(_Baseline):
             )
 
 
-class BatchSGPR(_Baseline):
+class BatchSGPR(Baseline):
     """The ceiling: one update with all data, all of Z free, L-BFGS.
 
     Args:
@@ -262,29 +258,7 @@ class BatchSGPR(_Baseline):
 # ----------------------------------------------------------------- exact, on a window
 
 
-class _NegativeLogDensity(torch.autograd.Function):
-    r"""``-log N(r; 0, K)``, with a gradient that does not pass a factorisation.
-
-    .. math::
-        \partial_K = \tfrac12 (K^{-1} - a a^\top), \quad \partial_r = a = K^{-1} r
-    """
-
-    @staticmethod
-    def forward(ctx: Any, K: Tensor, r: Tensor) -> Tensor:
-        L = torch.linalg.cholesky(K)  # (n, n)
-        a = torch.cholesky_solve(r.unsqueeze(-1), L).squeeze(-1)  # (n,)
-        ctx.save_for_backward(L, a)
-        log_det = 2 * L.diagonal().log().sum()
-        return 0.5 * (r @ a + log_det + r.numel() * math.log(2 * math.pi))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        L, a = ctx.saved_tensors
-        W = torch.cholesky_inverse(L).sub_(torch.outer(a, a)).mul_(0.5 * grad)
-        return W, grad * a
-
-
-class WindowedGP(_Baseline):
+class WindowedGP(Baseline):
     """An exact Gaussian process on the last points.
 
     Hyperparameters go on from where they were. The first batch has more steps: there
@@ -312,7 +286,7 @@ class WindowedGP(_Baseline):
     ) -> None:
         self.num_steps, self.first_steps = num_steps, first_steps
         self.window = _Window(num_dims, window)
-        self.model = _Prior(num_dims)
+        self.model = Prior(num_dims)
 
     def update(self, x: Tensor, y: Tensor) -> None:
         """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
@@ -332,7 +306,7 @@ class WindowedGP(_Baseline):
 
     def negative_log_evidence(self) -> Tensor:
         """``-log p(y)`` of the window, differentiable in hyperparameters."""
-        return _NegativeLogDensity.apply(self._covariance(), self._residual())
+        return NegativeLogDensity.apply(self._covariance(), self._residual())
 
     def _covariance(self) -> Tensor:
         """``K_ff + sigma^2 I`` ``(n, n)``."""
@@ -380,216 +354,3 @@ class WindowedGP(_Baseline):
         mean = self.model.mean_module(x) + (K_fs.mT @ self._a).squeeze(-1)
         variance = variances(self.model.covar_module, x) - white.square().sum(0)
         return mean, variance.clamp_min(0)
-
-
-# ------------------------------------------------------------------------- uncollapsed
-
-
-class SVGP(gpytorch.models.ApproximateGP):
-    """GPyTorch's uncollapsed sparse variational model, inducing points free.
-
-    Args:
-        z: ``(m, d)``, where inducing points start.
-        prior: Has ``mean_module``, ``covar_module`` and ``likelihood``.
-    """
-
-    def __init__(self, z: Tensor, prior: nn.Module | SimpleNamespace) -> None:
-        # Without the random numbers that GPyTorch would start from.
-        q = gpytorch.variational.CholeskyVariationalDistribution(
-            len(z), mean_init_std=0.0
-        )
-        super().__init__(gpytorch.variational.VariationalStrategy(self, z, q))
-        self.mean_module = prior.mean_module
-        self.covar_module = prior.covar_module
-        self.likelihood = prior.likelihood
-        self.double()
-
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        """Prior at ``x``."""
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-    @torch.no_grad()
-    def set_best_distribution(self, x: Tensor, y: Tensor) -> None:
-        r"""Set q to where the bound on ``x, y`` is largest, in closed form.
-
-        .. math::
-            S = (I + A A^\top / \sigma^2)^{-1}, \quad m = S A r / \sigma^2, \quad
-            A = L^{-1} K_{zf}, \quad L L^\top = K_{zz}
-        """
-        strategy = self.variational_strategy
-        q, z = strategy._variational_distribution, strategy.inducing_points
-        noise = self.likelihood.noise
-        eye = torch.eye(len(z), dtype=z.dtype)
-        L = torch.linalg.cholesky(
-            gram(self.covar_module, z, z) + strategy.jitter_val * eye
-        )
-        K_zf = gram(self.covar_module, z, x)
-        A = torch.linalg.solve_triangular(L, K_zf, upper=False)  # (m, n)
-        S = torch.cholesky_inverse(torch.linalg.cholesky(eye + A @ A.mT / noise))
-        q.variational_mean.copy_(S @ (A @ (y - self.mean_module(x))) / noise)
-        q.chol_variational_covar.copy_(torch.linalg.cholesky(S))
-        strategy.variational_params_initialized.fill_(1)
-
-
-class SVI(_Baseline):
-    """Stochastic variational inference: gradient steps on each batch as it comes.
-
-    The bound takes each batch for a sample of all data seen so far, which an ordered
-    stream is not: what was learned before stays as far as no step changes it. On the
-    first batch q starts at its best.
-
-    Args:
-        num_dims: Number of inputs.
-        lr: Learning rate of Adam, for the caller to tune.
-        z: ``(m, d)``, where inducing points start. Points over the whole range of the
-            stream are a head start.
-        num_steps: Steps on each batch, the whole of it at once.
-
-    Attributes:
-        failures: What went wrong; good parameters of a few steps before were kept.
-    """
-
-    KEEP = 10  # steps between two copies of parameters: a copy takes time as well
-
-    def __init__(
-        self, num_dims: int, *, lr: float, z: Tensor, num_steps: int = 100
-    ) -> None:
-        self.num_steps = num_steps
-        self.num_data = 0
-        self.failures: list[str] = []
-        self.prior = _Prior(num_dims)
-        self.model = SVGP(z, self.prior)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=lr)
-
-    def update(self, x: Tensor, y: Tensor) -> None:
-        """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
-        if self.num_data == 0:
-            self.prior.initialize_from(x, y)
-            self.model.set_best_distribution(x, y)
-        self.num_data += len(y)
-        self.model.train()
-        good = self._state()
-        try:
-            loss = self.loss(x, y)
-            for step in range(self.num_steps):
-                if step % self.KEEP == 0:
-                    good = self._state()  # the loss is finite here
-                self.optimizer.zero_grad()
-                loss.backward()
-                self.optimizer.step()
-                loss = self.loss(x, y)
-        except BREAKDOWNS as error:
-            self.failures.append(f"{type(error).__name__}: {error}")
-            self.model.load_state_dict(good[0])
-            self.optimizer.load_state_dict(good[1])
-        self.model.eval()  # forgets what it computed from other parameters
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Negative bound per datum; raises where it is not finite."""
-        mll = gpytorch.mlls.VariationalELBO(
-            self.model.likelihood, self.model, num_data=self.num_data
-        )
-        loss = -mll(self.model(x), y)
-        if not loss.isfinite():
-            raise NanError(f"the loss is {loss.item()}")
-        return loss
-
-    def _state(self) -> tuple[dict, dict]:
-        return copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
-
-
-class OnlineConditioning(_Baseline):
-    """GPyTorch's online variational conditioning, ``get_fantasy_model``.
-
-    A sparse variational model of the first batch becomes pseudo-data of an exact
-    model, to which every later point is added: hyperparameters stay, memory grows.
-    The first batch is learned as :class:`Streaming` learns it, and q is the best one,
-    which gradient steps only come near: where they leave it wider than the prior,
-    pseudo-data have a negative variance.
-
-    Args:
-        num_dims: Number of inputs.
-        num_inducing: Largest number of inducing points of the first batch.
-        first_steps: Steps on the first batch.
-        max_points: Number of pseudo-data and data that it does not exceed.
-
-    Attributes:
-        failures: Why it does not learn any more.
-    """
-
-    def __init__(
-        self,
-        num_dims: int,
-        num_inducing: int,
-        *,
-        first_steps: int = 100,
-        max_points: int = 3_000,
-    ) -> None:
-        self.max_points = max_points
-        self.num_points = 0
-        self.failures: list[str] = []
-        self.first = Streaming(num_dims, num_inducing, num_steps=first_steps)
-        self.model = self.first.model
-
-    def update(self, x: Tensor, y: Tensor) -> None:
-        """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
-        if self.num_points == 0:
-            self.first.update(x, y)
-            z = self.first.model.summary.inducing_points
-            self.model = SVGP(z, self.first.model).eval()
-            self.model.set_best_distribution(x, y)
-            self.num_points = len(z)
-        elif not self.failures:
-            self._condition(x, y)
-
-    def _condition(self, x: Tensor, y: Tensor) -> None:
-        num_points = self.num_points + len(y)
-        if num_points > self.max_points:
-            self.failures.append(
-                f"{num_points:,} points: more than {self.max_points:,}"
-            )
-            return
-        try:
-            with torch.no_grad(), _dense():
-                model = self.model.get_fantasy_model(x, y)
-                _use_cached_mean(model)
-        except RuntimeError as error:  # whatever it raises is part of the result
-            self.failures.append(f"{type(error).__name__}: {error}")
-        else:
-            self.model, self.num_points = model, num_points
-
-    def _latent(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the function at ``x``."""
-        with _dense():
-            return super()._latent(x)
-
-
-@contextmanager
-def _dense() -> Iterator[None]:
-    """Cholesky factors at any size, and variances from the cache.
-
-    Without the cache GPyTorch gives pseudo-data the noise of the likelihood.
-    """
-    with (
-        gpytorch.settings.max_cholesky_size(MAX_CHOLESKY),
-        gpytorch.settings.fast_computations(False, False, False),
-        gpytorch.settings.fast_pred_var(),
-        warnings.catch_warnings(),
-    ):
-        # Pseudo-data of a smooth kernel are not factored without jitter.
-        warnings.simplefilter("ignore", NumericalWarning)
-        yield
-
-
-def _use_cached_mean(model: gpytorch.models.ExactGP) -> None:
-    """Let predictions find the mean that conditioning computed.
-
-    GPyTorch 1.15 stores it without, and looks it up with, its policy for NaN; what it
-    computes instead gives pseudo-data the noise of the likelihood.
-    """
-    strategy = model.prediction_strategy
-    mean = get_from_cache(strategy, "mean_cache")
-    if not mean.isfinite().all():
-        raise NanError("the conditioned mean is not finite")
-    policy = gpytorch.settings.observation_nan_policy.value()
-    add_to_cache(strategy, "mean_cache", mean, policy)

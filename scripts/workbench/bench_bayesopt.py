@@ -1,8 +1,8 @@
 """Bayesian optimisation with a streaming surrogate: regret, cost and fantasies.
 
-    python scripts/bench_bayesopt.py                   all tables but versions
-    python scripts/bench_bayesopt.py regret cost       some of them
-    python scripts/bench_bayesopt.py versions --old PATH
+    python scripts/benchmark.py bayesopt                   all tables but versions
+    python scripts/benchmark.py bayesopt regret cost       some of them
+    python scripts/benchmark.py bayesopt versions --old PATH
 
 Regret is what is left to the known maximum, the same seeds and initial designs for
 every method. ``versions`` compares with another version of the package: PATH is the
@@ -15,27 +15,17 @@ Exact models and random search stay when the version changes, all else is run an
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from botorch.acquisition import (
-    LogExpectedImprovement,
-    qKnowledgeGradient,
-    qLogNoisyExpectedImprovement,
-)
+from botorch.acquisition import LogExpectedImprovement, qLogNoisyExpectedImprovement
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
@@ -50,12 +40,13 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from torch_ssgp.surrogates import SingleTaskStreamingGP
-from workbench.common import markdown, positive
+from workbench.bench_core import median_times
+from workbench.bench_versions import versions
+from workbench.common import new_parser, positive
+from workbench.pages import markdown
+from workbench.results import Row, Table, header
 
-Row = dict[str, Any]
-SCRIPTS = Path(__file__).resolve().parents[1]
-# What makes the name of a row: those of these columns that it has.
-NAMES = ("table", "problem", "method", "seed", "what", "fantasies")
+NAMES = ("table", "case", "method", "seed")
 STREAMING, EXACT, RANDOM = "streaming", "exact", "random"
 
 
@@ -211,7 +202,6 @@ def regret(
     start = time.process_time()
     trace = optimise(problem, surrogate, num_initial, total, seed, noisy=True)
     return {
-        **named(name, method, seed),
         "inducing": num_inducing if method == STREAMING else "",
         "evaluations": total,
         "regret": float(trace[-1]),
@@ -219,16 +209,11 @@ def regret(
     }
 
 
-def named(problem: str, method: str, seed: int) -> Row:
-    """The columns that name a row of the regret."""
-    return {"table": "regret", "problem": problem, "method": method, "seed": seed}
-
-
 def summary(rows: list[Row]) -> list[Row]:
     """Median regret of each method, and that against the exact model's."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["problem"], row["method"]), []).append(row)
+        groups.setdefault((row["case"], row["method"]), []).append(row)
 
     def middle(runs: list[Row], column: str = "regret") -> float:
         return statistics.median(row[column] for row in runs)
@@ -326,14 +311,7 @@ def cost(
 
         jobs["streaming", size] = streaming
         jobs["exact refit", size] = refit
-    times: dict[tuple[str, int], list[float]] = {key: [] for key in jobs}
-    for repeat in range(repeats + 1):
-        for key, job in jobs.items():
-            start = time.process_time()
-            job()
-            if repeat:
-                times[key].append(time.process_time() - start)
-    medians = {key: statistics.median(values) for key, values in times.items()}
+    medians = median_times(jobs, repeats, time.process_time)
     rows = []
     for method in ("streaming", "exact refit"):
         first = medians[method, sizes[0]]
@@ -341,13 +319,12 @@ def cost(
             rows.append(
                 {
                     "table": "cost",
+                    "case": f"{size} evaluations",
                     "method": method,
-                    "evaluations": size,
                     "seconds": medians[method, size],
                     "ratio": medians[method, size] / first,
                 }
             )
-            print_row(rows[-1])
     return rows
 
 
@@ -387,219 +364,30 @@ def fantasies(num_inducing: int = 50, repeats: int = 7) -> list[Row]:
             return torch.stack(means).unflatten(0, (16, 5))
 
         torch.testing.assert_close(batched(), loop())
-        times: dict[str, list[float]] = {"batched": [], "loop": []}
-        for _ in range(repeats):
-            for name, job in (("batched", batched), ("loop", loop)):
-                start = time.process_time()
-                job()
-                times[name].append(time.process_time() - start)
-        medians = {name: statistics.median(values) for name, values in times.items()}
+        jobs = {"batched": batched, "loop": loop}
+        medians = median_times(jobs, repeats, time.process_time)
         rows.append(
             {
                 "table": "fantasies",
-                "fantasies": f"16 x 5 x {q}",
+                "case": f"16 x 5 x {q}",
                 "inducing": num_inducing,
                 "batched_ms": 1e3 * medians["batched"],
                 "loop_ms": 1e3 * medians["loop"],
                 "ratio": medians["loop"] / medians["batched"],
             }
         )
-        print_row(rows[-1])
     return rows
 
 
-# ------------------------------------------------------------------------- versions
+# ----------------------------------------------------------------------- the command
 
 
-def timed_jobs(num_inducing: int) -> dict[str, Callable[[], object]]:
-    """What is timed of one version, on a model that saw 240 evaluations.
-
-    Args:
-        num_inducing: Its inducing points, all in use.
-    """
-    problem = Hartmann(dim=6, negate=True)
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.rand(*shape, dtype=torch.float64, generator=generator)
-
-    X = draw(240, 6)
-    Y = problem(X).unsqueeze(-1)
-    model = SingleTaskStreamingGP(X[:120], Y[:120], num_inducing=num_inducing)
-    model.covar_module.lengthscale = 0.5
-    model.likelihood.noise = 1e-3
-    for rows in torch.arange(120, 240).split(40):
-        model.update(X[rows], Y[rows], num_steps=0)
-    model.fit(num_steps=1)  # later updates are not the first that learns
-    assert model.inducing_points.size(-2) == num_inducing
-    test_X, one = draw(8, 6), (draw(1, 6), draw(1, 1))
-    many = (draw(5, 4, 6), draw(16, 5, 4, 1))
-    start, candidates = draw(4, 1 + 8, 6), draw(64, 1, 6)
-    new_X = draw(1, 6)
-    new_Y = problem(new_X).unsqueeze(-1)
-    state = model.state_dict()
-
-    def condition(X: Tensor, Y: Tensor) -> object:
-        return model.condition_on_observations(X, Y).posterior(test_X).mean
-
-    def ascend(acquisition: Any, X: Tensor) -> object:
-        X = X.clone().requires_grad_()
-        return torch.autograd.grad(acquisition(X).sum(), X)
-
-    def update() -> object:
-        model.load_state_dict(state)
-        return model.update(new_X, new_Y, num_steps=19)
-
-    gradient = qKnowledgeGradient(model, num_fantasies=8)
-    improvement = LogExpectedImprovement(model, best_f=Y.max())
-    return {
-        "posterior, with gradients": lambda: ascend(improvement, candidates),
-        "conditioning on one": lambda: condition(*one),
-        "16 x 5 x 4 fantasies": lambda: condition(*many),
-        "knowledge gradient": lambda: ascend(gradient, start),
-        "update of 19 steps": update,  # the last: it changes the model
-    }
-
-
-def serve(num_inducing: int) -> None:
-    """Time jobs whose names come in; what is timed is the version of this process."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    jobs = timed_jobs(num_inducing)
-    print(json.dumps(list(jobs)), flush=True)
-    for line in sys.stdin:
-        start = time.process_time()
-        jobs[json.loads(line)]()
-        print(json.dumps(time.process_time() - start), flush=True)
-
-
-class Worker:
-    """A process with a version of the package, which times jobs when asked to."""
-
-    def __init__(self, path: Path, num_inducing: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, "--serve", str(num_inducing)],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(path), str(SCRIPTS)]),
-                "OMP_NUM_THREADS": "1",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.names: list[str] = self._answer()
-
-    def seconds(self, name: str) -> float:
-        """CPU time of a job."""
-        assert self.process.stdin is not None
-        print(json.dumps(name), file=self.process.stdin, flush=True)
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("A process that was to time a version has ended.")
-        return json.loads(line)
-
-
-@contextmanager
-def workers(paths: Iterable[Path], num_inducing: int) -> Iterator[list[Worker]]:
-    """Processes, one for every version, that end with the block."""
-    running: list[Worker] = []
-    try:
-        for path in paths:
-            running.append(Worker(path, num_inducing))
-        yield running
-    finally:
-        for worker in running:
-            with worker.process:
-                worker.process.kill()
-
-
-def versions(
-    old: Path, sizes: tuple[int, ...] = (60, 100), rounds: int = 4, repeats: int = 20
-) -> list[Row]:
-    """CPU time of this version against another, job by job, in turns.
-
-    Of each the fastest repetition counts: others may use the machine, and where its
-    memory happens to lie makes one process faster than the next.
-
-    Args:
-        old: The folder of the other version.
-        sizes: Numbers of inducing points.
-        rounds: Pairs of processes, one after the other.
-        repeats: Of every job, in each.
-    """
-    rows = []
-    for num_inducing in sizes:
-        best: dict[str, list[float]] = {}
-        for _ in range(rounds):
-            with workers([SCRIPTS.parent, old], num_inducing) as pair:
-                for name, _ in itertools.product(pair[0].names, range(repeats)):
-                    seconds = [worker.seconds(name) for worker in pair]
-                    known = best.get(name, seconds)
-                    best[name] = list(map(min, known, seconds))
-        for name, (new, other) in best.items():
-            rows.append(
-                {
-                    "table": "versions",
-                    "what": name,
-                    "inducing": num_inducing,
-                    "ms": 1e3 * new,
-                    "old_ms": 1e3 * other,
-                    "ratio": new / other,
-                }
-            )
-            print_row(rows[-1])
-    return rows
-
-
-# ------------------------------------------------------------------------- the file
-
-
-def name_of(row: Row) -> str:
-    """What a row is called: its columns that say what was run."""
-    sizes = () if row["table"] == "regret" else ("inducing", "evaluations")
-    return ", ".join(f"{row[key]}" for key in (*NAMES, *sizes) if key in row)
-
-
-def header() -> Row:
-    """What a file begins with."""
-    names = ("torch_ssgp", "torch", "gpytorch", "botorch")
-    return {
-        "versions": {name: version(name) for name in names},
-        "threads": torch.get_num_threads(),
-    }
-
-
-def read(out: Path | None) -> dict[str, Row]:
-    """The rows in a file, by name."""
-    if out is None or not out.exists():
-        return {}
-    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
-    return {name_of(row): row for row in rows}
-
-
-def write(out: Path | None, rows: Iterable[Row]) -> None:
-    """A line for the header and one for every row; whole at any time."""
-    if out is None:
-        return
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft = out.with_name(f"{out.name}.{os.getpid()}.tmp")
-    text = f'{{"header": {json.dumps(header())},\n"rows": [\n{lines}\n]}}\n'
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, out)
-
-
-TABLES = ("fantasies", "cost", "versions", "regret")
+MEASURED = {"fantasies": fantasies, "cost": cost}
+TABLES = (*MEASURED, "versions", "regret")
 
 
 def run(
-    out: Path | None,
+    out: Path,
     tables: Iterable[str],
     *,
     old: Path | None = None,
@@ -610,7 +398,7 @@ def run(
     """All rows that are not in the file yet; the file after every one of them.
 
     Args:
-        out: The file; ``None`` for none.
+        out: The file.
         tables: Of :data:`TABLES`.
         old: Folder of the version to compare with.
         problems: Of the regret.
@@ -620,73 +408,39 @@ def run(
     Returns:
         The rows of these tables.
     """
-    tables, now = list(tables), version("torch_ssgp")
-    rows = {
-        name: row
-        for name, row in read(out).items()
-        if row["table"] not in tables
-        or not again
-        and (row["version"] == now or row.get("method") in (EXACT, RANDOM))
-    }
+    tables = list(tables)
+    table = Table(out, NAMES, header(others=["botorch"]))
+    now = table.header["torch_ssgp"]
 
-    def add(row: Row) -> None:
-        rows[name_of(row)] = {**row, "version": now}
-        write(out, rows.values())
+    def stale(row: Row) -> bool:
+        fixed = row["version"] == now or row["method"] in (EXACT, RANDOM)
+        return row["table"] in tables and (again or not fixed)
 
-    for table in tables:
-        print(f"-- {table}", flush=True)
-        if table == "regret":
-            for key in itertools.product(
-                problems, range(seeds), (STREAMING, EXACT, RANDOM)
-            ):
-                problem, seed, method = key
-                if name_of(named(problem, method, seed)) not in rows:
-                    add(regret(problem, method, seed))
-                    print_row(list(rows.values())[-1])
-        elif not any(row["table"] == table for row in rows.values()):
-            if table == "versions":
-                assert old is not None
-                found = versions(old)
-            else:
-                found = {"fantasies": fantasies, "cost": cost}[table]()
-            for row in found:
-                add(row)
-    write(out, rows.values())
-    return [row for row in rows.values() if row["table"] in tables]
+    table.drop(stale)
+    done = {row["table"] for row in table.rows().values()}
+    for name in [name for name in tables if name not in {"regret", *done}]:
+        for row in versions(old) if name == "versions" else MEASURED[name]():
+            table.add(row)
+    if "regret" in tables:
+        keys = itertools.product(problems, (STREAMING, EXACT, RANDOM), range(seeds))
+        table.run({("regret", *key): partial(regret, *key) for key in keys})
+    return [row for row in table.rows().values() if row["table"] in tables]
 
 
 def sections(rows: list[Row]) -> str:
     """The tables of a page, in Markdown."""
     parts = []
-    for table in TABLES:
-        found: list[Row] = [row for row in rows if row["table"] == table]
-        hidden = ("table", "version")
-        if table == "regret":
-            found, hidden = summary(found), ()
+    for name in TABLES:
+        found = [row for row in rows if row["table"] == name]
         if found:
-            parts.append(
-                markdown(
-                    [{k: v for k, v in r.items() if k not in hidden} for r in found]
-                )
-            )
+            lines = summary(found) if name == "regret" else found
+            parts.append(markdown(lines, hide=("table", "version", "seed")))
     return "\n\n".join(parts)
-
-
-def print_row(row: Row) -> None:
-    """One line of a table."""
-    cells = [
-        f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in row.items()
-        if value != "" and key not in ("table", "version")
-    ]
-    print("  " + ", ".join(cells), flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument(
         "tables",
         nargs="*",
@@ -695,7 +449,11 @@ def main(arguments: list[str] | None = None) -> None:
         help="fantasies, cost, versions, regret",
     )
     parser.add_argument(
-        "--out", "--json", type=Path, help="file of the rows, to go on with"
+        "--out",
+        "--json",
+        type=Path,
+        default=Path("out/bayesopt.json"),
+        help="where results are kept (out/bayesopt.json)",
     )
     parser.add_argument("--old", type=Path, help="folder of a version to compare with")
     parser.add_argument("--seeds", type=positive, default=10, help="of regret (10)")
@@ -703,10 +461,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--problems", nargs="+", choices=list(cases()), default=["Hartmann-6"]
     )
     parser.add_argument("--again", action="store_true", help="run what is in the file")
-    parser.add_argument("--serve", type=positive, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
-    if chosen.serve:
-        return serve(chosen.serve)
     tables = chosen.tables or [t for t in TABLES if t != "versions" or chosen.old]
     if "versions" in tables and chosen.old is None:
         parser.error("versions needs --old, the folder of a version to compare with.")
@@ -720,7 +475,3 @@ def main(arguments: list[str] | None = None) -> None:
         again=chosen.again,
     )
     print(sections(rows))
-
-
-if __name__ == "__main__":
-    main()

@@ -12,17 +12,12 @@ processor.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from torch_ssgp import (
     AdaptiveBudget,
@@ -33,50 +28,23 @@ from torch_ssgp import (
     RandomReplace,
     StreamingGP,
 )
-from workbench import streams
-from workbench.baselines import BatchSGPR, new_kernel, normal_scores, small_budget
-from workbench.common import listed, markdown, write_json
+from workbench import bench_cases
+from workbench.baselines import BatchSGPR, new_kernel
+from workbench.bench_cases import BATCH, CASES, not_run
+from workbench.common import new_parser
+from workbench.pages import listed, markdown, median, reach
+from workbench.results import Contents, Row, Table, header, write
+from workbench.running import follow, scores
 from workbench.streams import Stream
-from workbench.verdicts import MARGIN, RATIO, Gap, gap
+from workbench.verdicts import MARGIN, RATIO, gap, median_gap
 
-DEFAULT, BATCH = "AdaptiveBudget (default)", "batch SGPR"
+DEFAULT = "AdaptiveBudget (default)"
 GREEDY = (DEFAULT, "GreedyInformation", "GreedyVariance")
 BATCH_STEPS = 1_000  # of L-BFGS; it is to end on a plateau
 SECONDS = "CPU seconds"
 NEAR = f"within {RATIO:g} and {MARGIN:g}"
-
-Row = dict[str, Any]
-Make = Callable[[int, Path | None], Stream]
-Job = tuple[str, str, int]  # stream, policy, seed
-
-
-class Case(NamedTuple):
-    """A stream, its budget, and whether a seed changes the data.
-
-    Attributes:
-        make: From a seed and the directory of the data to the stream.
-        num_inducing: Budget of inducing points.
-        seeded: Whether the data depend on the seed; otherwise other seeds are other
-            roundings of the targets, see :func:`streams.rounded`, with one batch model.
-    """
-
-    make: Make
-    num_inducing: int
-    seeded: bool
-
-
-CASES: dict[str, Case] = {
-    "pseudo-periodic": Case(lambda *_: streams.pseudo_periodic(), 100, False),
-    "audio M=100": Case(lambda *_: streams.audio(), 100, False),
-    "audio M=200": Case(lambda *_: streams.audio(), 200, False),
-    "terrain": Case(lambda *_: streams.terrain(), 400, False),
-    "terrain OS": Case(lambda _, d: streams.terrain_os(d), 400, False),
-    "bike": Case(lambda k, d: streams.uci("bike_noleak", d, split=k), 200, True),
-    "elevators": Case(lambda k, d: streams.uci("elevators", d, split=k), 200, True),
-    "kin40k": Case(lambda k, d: streams.uci("kin40k", d, split=k), 200, True),
-    "growing range": Case(lambda k, _: streams.growing_range(seed=k), 250, True),
-    "revisiting": Case(lambda k, _: streams.revisiting(seed=k), 100, True),
-}
+NAMES = ("stream", "policy", "seed")
+STREAMS = [name for name in CASES if name != "pseudo-periodic M=200"]
 
 
 def new_model(
@@ -90,19 +58,13 @@ def new_model(
     ).double()
 
 
-def accuracy(model: StreamingGP, stream: Stream) -> Row:
-    """RMSE and mean log-likelihood on all test points."""
-    prediction = model.predict(stream.x_test)
-    return normal_scores(prediction.mean, prediction.variance, stream.y_test)
-
-
 def run_batch(stream: Stream, num_inducing: int) -> Row:
     """The ceiling: all training data at once, all of Z free, L-BFGS."""
     start = time.process_time()
     batch = BatchSGPR(stream.x_test.size(-1), num_inducing, num_steps=BATCH_STEPS)
     batch.update(stream.x_train, stream.y_train)
     return {
-        **accuracy(batch.model, stream),
+        **scores(batch.model, stream),
         "M": batch.model.summary.num_inducing,
         "cpu_seconds": time.process_time() - start,
         "converged": batch.converged,
@@ -121,23 +83,14 @@ POLICIES: dict[str, Callable[[int], InducingPolicy]] = {
 
 
 def run_stream(stream: Stream, num_inducing: int, policy: InducingPolicy) -> Row:
-    """Default updates over a stream, and how they end; a failure is a row as well."""
-    start = time.process_time()
+    """Default updates over a stream, and how they end."""
     model = new_model(stream, num_inducing, policy)
-    sizes, failure = [], ""
-    with small_budget():
-        for x, y in tqdm(stream.batches, desc=type(policy).__name__, leave=False):
-            try:
-                sizes.append(model.update(x, y).num_inducing)
-            except Exception as error:  # what fails is part of the result
-                failure = f"{type(error).__name__}: {error}"
-                break
+    run = follow(model, stream.batches)
     return {
-        **accuracy(model, stream),
+        **scores(model, stream),
         "M": model.summary.num_inducing,
-        "sizes": sizes,
-        "cpu_seconds": time.process_time() - start,
-        "failure": failure,
+        "sizes": run.sizes,
+        **run.row(),
     }
 
 
@@ -148,10 +101,8 @@ def run_gap(stream: Stream, num_inducing: int, num_steps: int = 200) -> list[Row
     hyperparameters, then with either or both of them free.
     """
     model = new_model(stream, num_inducing)
-    with small_budget():
-        for x, y in tqdm(stream.batches, desc="stream", leave=False):
-            model.update(x, y)
-    rows = [{"after": "the stream", **accuracy(model, stream)}]
+    follow(model, stream.batches)
+    rows = [{"after": "the stream", **scores(model, stream)}]
     for name, steps, theta, points in [
         ("all data, points and hyperparameters of the stream", 0, False, False),
         ("all data, hyperparameters free", num_steps, True, False),
@@ -169,7 +120,7 @@ def run_gap(stream: Stream, num_inducing: int, num_steps: int = 200) -> list[Row
             learn_hyperparameters=theta,
             learn_inducing_points=points,
         )
-        rows.append({"after": name, **accuracy(batch, stream)})
+        rows.append({"after": name, **scores(batch, stream)})
     return rows
 
 
@@ -177,96 +128,72 @@ def run(
     out: Path,
     data_dir: Path | None,
     num_seeds: int,
-    only_streams: list[str] | None = None,
-    only_policies: list[str] | None = None,
+    only_streams: Iterable[str] = (),
+    only_policies: Iterable[str] = (),
 ) -> list[Row]:
     """All rows that are not in the file yet; the file after every one of them."""
-    jobs = [
-        (name, policy, seed)
-        for name, case in CASES.items()
-        if not only_streams or name in only_streams
-        for policy in [BATCH, *POLICIES]
-        if not only_policies or policy in only_policies
-        for seed in range(num_seeds)
-        if seed == 0 or case.seeded or policy != BATCH
-    ]
-    for name, policy, seed in tqdm([job for job in jobs if job not in read(out)]):
+
+    def one(name: str, policy: str, seed: int) -> Row:
         case = CASES[name]
-        stream = case.make(seed, data_dir)
+        stream, budget = case.stream(seed, data_dir), case.num_inducing
         if policy == BATCH:
-            result = run_batch(stream, case.num_inducing)
-        else:
-            stream = stream if case.seeded else streams.rounded(stream, seed)
-            chosen = POLICIES[policy](seed)
-            result = run_stream(stream, case.num_inducing, chosen)
-        key = {"stream": name, "policy": policy, "seed": seed}
-        row = {**key, "budget": case.num_inducing, **result}
-        # Another process may have written meanwhile.
-        write_json(out, list({**read(out), (name, policy, seed): row}.values()))
-    return list(read(out).values())
+            return {"budget": budget, **run_batch(stream, budget)}
+        return {"budget": budget, **run_stream(stream, budget, POLICIES[policy](seed))}
+
+    table = Table(out, NAMES, header())
+    only = list(only_streams) or STREAMS
+    return table.run(
+        bench_cases.case_jobs(one, POLICIES, num_seeds, only, only_policies)
+    )
 
 
-def read(out: Path) -> dict[Job, Row]:
-    """The rows in a file, by stream, policy and seed."""
-    rows = json.loads(out.read_text(encoding="utf-8")) if out.exists() else []
-    return {(row["stream"], row["policy"], row["seed"]): row for row in rows}
+# ------------------------------------------------------------------------ the tables
 
 
 def table(rows: list[Row]) -> list[Row]:
     """One line per stream and policy: medians over seeds, against the batch model."""
     lines: list[Row] = []
     timed = any("cpu_seconds" in row for row in rows)
-    for name, case in CASES.items():
-        ceiling = {
-            row["seed"]: row
-            for row in rows
-            if row["stream"] == name and row["policy"] == BATCH
-        }
-        for policy in POLICIES:
-            runs = [
-                (row, ceiling[row["seed"] if case.seeded else 0])
-                for row in rows
-                if row["stream"] == name
-                and row["policy"] == policy
-                and (row["seed"] if case.seeded else 0) in ceiling
-            ]
-            if not runs:
-                continue
-            gaps = [gap(row, best) for row, best in runs]
-            middle = Gap(
-                statistics.median(each.ratio for each in gaps),
-                statistics.median(each.difference for each in gaps),
-            )
-            lines.append(
-                {
-                    "stream": name,
-                    "policy": policy,
-                    "seeds": len(runs),
-                    "budget": case.num_inducing,
-                    **{key: _median(runs, key) for key in ("M", "RMSE", "MLL")},
-                    "RMSE / batch": middle.ratio,
-                    "RMSE range": _range([each.ratio for each in gaps], ".3f"),
-                    "MLL - batch": middle.difference,
-                    "MLL range": _range([each.difference for each in gaps], "+.3f"),
-                    NEAR: "yes" if all(middle.near) else "no",
-                    **({SECONDS: _median(runs, "cpu_seconds")} if timed else {}),
-                    "failures": sum(bool(row["failure"]) for row, _ in runs),
-                }
-            )
+    of = {(row["stream"], row["policy"], row["seed"]): row for row in rows}
+    for name, policy in [(name, policy) for name in STREAMS for policy in POLICIES]:
+        runs = [
+            (row, of[name, BATCH, CASES[name].reference(seed)])
+            for (stream, method, seed), row in of.items()
+            if (stream, method) == (name, policy)
+            and (name, BATCH, CASES[name].reference(seed)) in of
+        ]
+        if not runs:
+            continue
+        gaps = [gap(row, best) for row, best in runs]
+        middle = median_gap(gaps)
+        lines.append(
+            {
+                "stream": name,
+                "policy": policy,
+                "seeds": len(runs),
+                "budget": CASES[name].num_inducing,
+                **{key: _median(runs, key) for key in ("M", "RMSE", "MLL")},
+                "RMSE / batch": middle.ratio,
+                "RMSE range": _range([each.ratio for each in gaps], ".3f"),
+                "MLL - batch": middle.difference,
+                "MLL range": _range([each.difference for each in gaps], "+.3f"),
+                NEAR: "yes" if all(middle.near) else "no",
+                **({SECONDS: _median(runs, "cpu_seconds")} if timed else {}),
+                "failures": sum(bool(row["failure"]) for row, _ in runs),
+            }
+        )
     return lines
 
 
 def _range(values: list[float], form: str) -> str:
     """Smallest and largest of several values."""
-    if len(values) < 2:
-        return "–"
-    return f"{min(values):{form}}, {max(values):{form}}"
+    return reach(values, form) if len(values) > 1 else "–"
 
 
 def _median(runs: list[tuple[Row, Row]], key: str) -> float | str:
     """Over seeds; a dash where not all rows know, as old ones had no CPU time."""
     values = [row[key] for row, _ in runs if key in row]
-    return statistics.median(values) if len(values) == len(runs) else "–"
+    return median(values) if len(values) == len(runs) else "–"
 
 
 def ranking(lines: list[Row]) -> list[Row]:
@@ -284,9 +211,9 @@ def ranking(lines: list[Row]) -> list[Row]:
                 "policy": policy,
                 "streams": len(mine),
                 NEAR: sum(line[NEAR] == "yes" for line in mine),
-                "median RMSE / batch": statistics.median(ratios),
+                "median RMSE / batch": median(ratios),
                 "worst RMSE / batch": max(ratios),
-                "median MLL - batch": statistics.median(differences),
+                "median MLL - batch": median(differences),
                 "worst MLL - batch": min(differences),
                 **({SECONDS: sum(line[SECONDS] for line in mine)} if timed else {}),
                 "failures": sum(line["failures"] for line in mine),
@@ -298,7 +225,7 @@ def ranking(lines: list[Row]) -> list[Row]:
 # -------------------------------------------------------------------------- the page
 
 
-def sections(rows: list[Row], gap_file: Row) -> dict[str, str]:
+def sections(rows: list[Row], gap_file: Contents) -> dict[str, str]:
     """What ``docs/benchmarks.md`` has to say about policies, by place.
 
     Args:
@@ -381,12 +308,12 @@ def used_up(rows: list[Row], lines: list[Row]) -> str:
     )
 
 
-def gap_reading(gap_file: Row) -> str:
+def gap_reading(gap_file: Contents) -> str:
     """What batch inference gains that begins where a stream ended."""
-    rows = gap_file["rows"]
+    name, rows = gap_file.header["stream"], gap_file.rows
     stream, kept, theta, points, both = (row["RMSE"] for row in rows)
     text = (
-        f"Is it what was remembered, or what was chosen? Here is {gap_file['stream']}, "
+        f"Is it what was remembered, or what was chosen? Here is {name}, "
         "first the stream, then batch inference that begins where the stream ended."
         f"\n\n{markdown(rows)}\n\n"
         f"With all data at hand the RMSE is {kept / stream:.3f} times that of the "
@@ -408,56 +335,44 @@ def gap_reading(gap_file: Row) -> str:
 
 def remarks(rows: list[Row]) -> str:
     """Which runs were not made yet, and which batch models did not converge."""
-    done = {(row["stream"], row["policy"]) for row in rows}
-    gaps = [
-        f"{name} ({', '.join(left)})"
-        for name in CASES
-        if (left := [p for p in [BATCH, *POLICIES] if (name, p) not in done])
-    ]
     short = [row["stream"] for row in rows if row.get("converged") is False]
     return " ".join(
-        f"{text}: {', '.join(names)}."
-        for text, names in [
-            ("Not run yet", gaps),
-            ("Batch models that their budget of steps stopped", short),
+        f"{text}: {joined}."
+        for text, joined in [
+            ("Not run yet", not_run(rows, "policy", POLICIES, STREAMS)),
+            ("Batch models that their budget of steps stopped", ", ".join(short)),
         ]
-        if names
+        if joined
     )
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing and print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--out",
         "--json",
         type=Path,
         help="where results are kept (out/policies.json; out/gap.json with --gap)",
     )
-    parser.add_argument("--data-dir", type=Path, help="where the UCI files are")
-    parser.add_argument(
-        "--seeds", type=int, default=3, help="splits, draws or roundings (3)"
-    )
-    parser.add_argument("--streams", nargs="*", choices=[*CASES], help="only these")
+    bench_cases.add_options(parser)
     parser.add_argument(
         "--policies", nargs="*", choices=[BATCH, *POLICIES], help="only these"
     )
     parser.add_argument("--gap", choices=[*CASES], help="the gap on this stream only")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (1)")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     if chosen.gap:
         case = CASES[chosen.gap]
-        rows = run_gap(case.make(0, chosen.data_dir), case.num_inducing)
+        rows = run_gap(case.stream(0, chosen.data_dir), case.num_inducing)
         print(markdown(rows))
-        out = chosen.out or Path("out/gap.json")
-        write_json(out, {"stream": chosen.gap, "rows": rows})
+        write(chosen.out or Path("out/gap.json"), header(stream=chosen.gap), rows)
         return
     rows = run(
         chosen.out or Path("out/policies.json"),
         chosen.data_dir,
         chosen.seeds,
-        chosen.streams,
-        chosen.policies,
+        chosen.streams or (),
+        chosen.policies or (),
     )
     print(markdown(table(rows)), markdown(ranking(table(rows))), sep="\n\n")

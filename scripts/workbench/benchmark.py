@@ -19,180 +19,26 @@ possible. Every time is the median of repetitions that alternate with its floor.
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
-from torch import Tensor
-from tqdm import tqdm
 
-from torch_ssgp import (
-    AdaptiveBudget,
-    GreedyInformation,
-    GreedyVariance,
-    InducingPolicy,
-    StreamingGP,
-)
-from torch_ssgp.update import UpdateOptions
-from torch_ssgp.update.ascent import Ascent
-from torch_ssgp.update.coordinates import coordinates
-from torch_ssgp.update.learning import Update
-from torch_ssgp.update.objective import Objective
-from workbench.common import markdown, wrapped, write_json
+from workbench import bench_core, bench_memory_tables, bench_policies
+from workbench import bench_streams_tables as stream_tables
+from workbench.common import DOCS, new_parser, positive
+from workbench.pages import listed, markdown, wrapped
+from workbench.results import Contents, header, read, write
 
-Row = dict[str, Any]
-
-
-def median_times(
-    jobs: dict[str, Callable[[], object]], repeats: int
-) -> dict[str, float]:
-    """Median seconds of each job; the jobs take turns, so drifts hit all alike."""
-    for job in jobs.values():
-        job()
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(repeats):
-        for name, job in jobs.items():
-            start = time.perf_counter()
-            job()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def _stream_state(m: int, n: int, batch_shape: tuple[int, ...]) -> Any:
-    """A model in mid-stream with ``m`` inducing points, and the next batch."""
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.rand(*shape, dtype=torch.float64, generator=generator)
-
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
-    kernel.base_kernel.lengthscale, kernel.outputscale = 0.2, 1.0
-    model = StreamingGP(
-        kernel, num_inducing=m, memory_size=m, batch_shape=torch.Size(batch_shape)
-    ).double()
-    model.likelihood.noise = 0.1
-    z, x = draw(*batch_shape, m, 2), draw(*batch_shape, n, 2)
-    y = torch.sin(6 * x.sum(-1))
-    model.update(x, y, num_steps=0, inducing_points=z)
-    return model, x, y, z
-
-
-def _update(model: StreamingGP, x: Tensor, y: Tensor) -> Update:
-    """The next update of a model, before it began."""
-    data = model.check_data(x, y, None)
-    return Update(model.known(data), data, UpdateOptions(), model.limits(data))
-
-
-def _gradient_step(update: Update, z: Tensor) -> tuple[Objective, Callable[[], None]]:
-    """The objective of an update at ``z``, and one step of its inner loop."""
-    objective = update.objective()
-    objective.start_at(z, learn=True)
-    ascent = Ascent(objective, coordinates(objective, True, True), None)
-    optimizer = torch.optim.Adam(ascent.etas)
-
-    def step() -> None:
-        ascent.loss()
-        optimizer.step()
-
-    return objective, step
-
-
-def core_row(m: int, n: int, batch: int, repeats: int) -> Row:
-    """Closed-form update and gradient step against one GEMM and one Cholesky."""
-    model, x, y, z = _stream_state(m, n, (batch,) if batch > 1 else ())
-    A = torch.randn(*x.shape[:-2], m, n, dtype=torch.float64)
-    eye = torch.eye(m, dtype=torch.float64)
-
-    _, step = _gradient_step(_update(model, x, y), z)
-    times = median_times(
-        {
-            "floor": lambda: torch.linalg.cholesky(A @ A.mT / n + eye),
-            "closed form": lambda: model.update(x, y, num_steps=0, inducing_points=z),
-            "gradient step": step,
-        },
-        repeats,
-    )
-    floor = times["floor"]
-    return {
-        "M": m,
-        "N": n,
-        "batch": batch,
-        "floor_ms": 1e3 * floor,
-        "closed_form_ratio": times["closed form"] / floor,
-        "gradient_step_ratio": times["gradient step"] / floor,
-    }
-
-
-def batching_row(repeats: int) -> Row:
-    """One update of 32 streams against 32 updates, at M = 50, N = 100."""
-    model, x, y, z = _stream_state(50, 100, (32,))
-    single, x1, y1, z1 = _stream_state(50, 100, ())
-
-    def loop() -> None:
-        for _ in range(32):
-            single.update(x1, y1, num_steps=0, inducing_points=z1)
-
-    times = median_times(
-        {
-            "batched": lambda: model.update(x, y, num_steps=0, inducing_points=z),
-            "loop": loop,
-        },
-        repeats,
-    )
-    return {"speedup_of_batching_32": times["loop"] / times["batched"]}
-
-
-def core(repeats: int = 15) -> list[Row]:
-    """Cost of an update, as ratios to what no implementation can avoid."""
-    sizes = [(100, 300), (200, 500), (600, 1000)]
-    cases = [(m, n, b) for b in (1, 32) for m, n in sizes]
-    rows = []
-    for m, n, b in tqdm(cases, desc="core"):
-        # The largest case takes a second a piece; the median needs few of them.
-        few = 2 if m * n * b > 3e6 else repeats
-        rows.append(core_row(m, n, b, few))
-    rows.append(batching_row(repeats))
-    return rows
-
-
-def choice_row(m: int, n: int, repeats: int) -> Row:
-    """Choosing inducing points, in units of one gradient step; five are allowed."""
-    model, x, y, z = _stream_state(m, n, ())
-    update = _update(model, x, y)
-    objective, step = _gradient_step(update, z)
-
-    def choose(policy: InducingPolicy) -> Callable[[], Tensor]:
-        return torch.no_grad()(lambda: policy(update.candidates(objective)))
-
-    policies = (GreedyInformation(), GreedyVariance(), AdaptiveBudget())
-    jobs = {type(policy).__name__: choose(policy) for policy in policies}
-    times = median_times({"step": step, **jobs}, repeats)
-    ratios = {f"{name} / step": times[name] / times["step"] for name in jobs}
-    return {"M": m, "N": n, **ratios}
-
-
-def choice(repeats: int = 15) -> list[Row]:
-    """Cost of choosing inducing points."""
-    return [choice_row(m, n, repeats) for m, n in [(100, 300), (200, 500), (400, 750)]]
-
-
-COMMANDS = {"core": core, "choice": choice}
-# Scripts with a command line of their own; the last needs the extra botorch.
+COMMANDS = {"core": bench_core.core, "choice": bench_core.choice}
+# Commands with a command line of their own; the last needs the extra botorch.
 OTHERS = {
     "policies": "bench_policies",
     "memory": "bench_memory",
     "streams": "bench_streams",
     "bayesopt": "bench_bayesopt",
 }
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = """# Benchmarks
 
 Written by `scripts/benchmark.py report` from the files that `--json` wrote. The tables
@@ -268,46 +114,38 @@ the same at 200 evaluations, beside the refit of BoTorch's exact model.
 
 
 def page() -> str:
-    """The page of the docs, from the JSON files beside it."""
-    tables = {
-        name: markdown(json.loads((DOCS / "data" / f"{name}.json").read_text()))
-        for name in ("core", "choice")
-    }
-    bayesopt = json.loads((DOCS / "data" / "bayesopt.json").read_text())
-    tables["bayesopt"] = markdown([row for rows in bayesopt.values() for row in rows])
-    from workbench import bench_policies
+    """The page of the docs, from the files beside it."""
+    names = ("memory", "streams", "core", "choice", "policies", "gap", "bayesopt")
+    files = {name: read(DOCS / "data" / f"{name}.json") for name in names}
+    places = {name: markdown(files[name].rows) for name in ("core", "choice")}
+    places["bayesopt"] = markdown(files["bayesopt"].rows, hide=("table", "version"))
+    places |= bench_policies.sections(files["policies"].rows, files["gap"])
+    places |= bench_memory_tables.sections(files["memory"].rows)
+    places["periods"] = stream_tables.sections(files["streams"].rows)["periods"]
+    places |= {f"{name}_version": made_with(file) for name, file in files.items()}
+    return wrapped(PAGE.format(**places))
 
-    rows = json.loads((DOCS / "data" / "policies.json").read_text())
-    gap = json.loads((DOCS / "data" / "gap.json").read_text())
-    tables |= bench_policies.sections(rows, gap)
-    from workbench import bench_memory
 
-    rows = list(bench_memory.read(DOCS / "data" / "memory.json").values())
-    tables |= bench_memory.sections(rows)
-    from workbench import bench_streams
-
-    kept = bench_streams.read(DOCS / "data" / "streams.json").values()
-    tables["periods"] = bench_streams.sections(list(kept))["periods"]
-    made_with = {row["version"] for row in rows if row["variant"] != bench_memory.BATCH}
-    tables["memory_version"] = " and ".join(sorted(made_with))
-    return wrapped(PAGE.format(**tables))
+def made_with(file: Contents) -> str:
+    """The versions of the library that made the rows of a file."""
+    default = file.header["torch_ssgp"]
+    return listed(sorted({row.get("version", default) for row in file.rows}))
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one benchmark, print its table, optionally write it as JSON."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in OTHERS:
-        return importlib.import_module(f"workbench.{OTHERS[arguments[0]]}").main(
-            arguments[1:]
-        )
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+        module = importlib.import_module(f"workbench.{OTHERS[arguments[0]]}")
+        return module.main(arguments[1:])
+    parser = new_parser(__doc__)
     parser.add_argument(
         "command", choices=[*COMMANDS, *OTHERS, "report"], help="see above"
     )
-    parser.add_argument("--threads", type=int, default=1, help="of torch (1)")
-    parser.add_argument("--repeats", type=int, default=15, help="of what is timed (15)")
+    parser.add_argument("--threads", type=positive, default=1, help="of torch (1)")
+    parser.add_argument(
+        "--repeats", type=positive, default=15, help="of what is timed (15)"
+    )
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     chosen = parser.parse_args(arguments)
     if chosen.command in OTHERS:
@@ -319,4 +157,4 @@ def main(arguments: list[str] | None = None) -> None:
     rows = COMMANDS[chosen.command](chosen.repeats)
     print(markdown(rows))
     if chosen.json:
-        write_json(chosen.json, rows)
+        write(chosen.json, header(repeats=chosen.repeats), rows)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from torch_ssgp.plotting import require_pyplot
-from workbench.experiments import Row
+from workbench.cells import some_of
+from workbench.results import Row
 from workbench.verdicts import (
     BATCH,
     OURS,
@@ -26,7 +27,7 @@ from workbench.verdicts import (
     frontier,
     gaps,
     is_svi,
-    learnt,
+    learned,
     shown,
 )
 
@@ -86,11 +87,6 @@ def _grid(rows: int, columns: int, width: float, height: float, **options: Any) 
     )
 
 
-def _some(count: int, most: int) -> list[int]:
-    """At most ``most`` of ``range(count)``, the first and the last among them."""
-    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
-
-
 def _log_axis(ax: Any, which: str) -> None:
     """A logarithmic axis with plain numbers, 1-2-5 where powers of ten are too few."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -142,7 +138,7 @@ def draw_toy(cells: Cells) -> Any:
     if not cells:
         return None
     names = sorted(cells, key=lambda key: (key.split(",")[0], "iid" in key))
-    columns = _some(len(cells[names[0]]["panels"]), 4)
+    columns = some_of(len(cells[names[0]]["panels"]))
     figure, axes = _grid(len(names), len(columns), 3.6, 2.0, sharex=True, sharey=True)
     for name, row_axes in zip(names, axes, strict=True):
         row = cells[name]
@@ -229,8 +225,8 @@ def draw_alpha(cells: Cells) -> Any:
 
 
 def draw_hyperparameters(cells: Cells) -> Any:
-    """Learnt - true lengthscale against batches."""
-    groups = learnt(cells)
+    """Learned - true lengthscale against batches."""
+    groups = learned(cells)
     if not groups:
         return None
     figure, (axes,) = _grid(1, len(groups), 6.0, 4.2, sharey=True)
@@ -257,7 +253,7 @@ def draw_hyperparameters(cells: Cells) -> Any:
         ax.set_title(f"true lengthscale {true:g}")
         _whole_ticks(ax)
         ax.legend(fontsize=8)
-    axes[0].set_ylabel("learnt − true lengthscale")
+    axes[0].set_ylabel("learned − true lengthscale")
     return figure
 
 
@@ -403,7 +399,7 @@ def draw_banana(cells: Cells) -> Any:
     if not rows and whole is None:
         return None
     counts = [len(row["panels"]) for row in rows.values()]
-    columns = _some(max(counts), 4) if counts else []
+    columns = some_of(max(counts)) if counts else []
     figure, axes = _grid(
         max(len(rows), 1), len(columns) + 1, 2.9, 2.9, sharex=True, sharey=True
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,19 +31,20 @@ from gpytorch.mlls import VariationalELBO
 from torch import Tensor
 
 from torch_ssgp import StreamingGP
-from workbench.baselines import SVGP
+from workbench.running import Batches, wrong_labels
 from workbench.streams import banana
-
-Batches = Iterable[tuple[Tensor, Tensor]]
-
+from workbench.uncollapsed import SVGP
 
 # ------------------------------------------------------------------ classification
 
 
-def binary_model(num_inducing: int) -> StreamingGP:
+def binary_model(num_inducing: int, memory_size: int | None = None) -> StreamingGP:
     """A model of labels 0 and 1 on one smooth function."""
     return StreamingGP(
-        ScaleKernel(RBFKernel()), BernoulliLikelihood(), num_inducing=num_inducing
+        ScaleKernel(RBFKernel()),
+        BernoulliLikelihood(),
+        num_inducing=num_inducing,
+        memory_size=memory_size,
     ).double()
 
 
@@ -54,9 +55,7 @@ def binary_errors(
     errors = []
     for x, y in batches:
         model.update(x, y)
-        with torch.no_grad():
-            mean = torch.cat([model(part).mean for part in x_test.split(1000)])
-        errors.append((mean.gt(0) != y_test.gt(0.5)).double().mean().item())
+        errors.append(wrong_labels(model, x_test, y_test))
     return errors
 
 
@@ -138,12 +137,15 @@ def digits(num_train: int = 1000, seed: int = 0) -> tuple[Tensor, ...]:
     return x[train], y[train], x[test], y[test]
 
 
-def digits_model(num_classes: int, num_inducing: int) -> StreamingGP:
+def digits_model(
+    num_classes: int, num_inducing: int, memory_size: int | None = None
+) -> StreamingGP:
     """One function per class, with one kernel for all."""
     return StreamingGP(
         ScaleKernel(RBFKernel()),
         SoftmaxLikelihood(num_classes=num_classes, mixing_weights=False),
         num_inducing=num_inducing,
+        memory_size=memory_size,
         batch_shape=torch.Size([num_classes]),
     ).double()
 

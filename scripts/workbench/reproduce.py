@@ -12,7 +12,6 @@ page beside the folder, and draws pictures that are missing.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import time
 from collections.abc import Iterator
@@ -24,17 +23,11 @@ import torch
 
 from torch_ssgp.exceptions import MissingDependencyError
 from workbench import figures, reproduction_page, streams
-from workbench.common import positive
-from workbench.experiments import (
-    ALONE,
-    EXPERIMENTS,
-    ON_TERRAIN,
-    SEEDS,
-    Cell,
-    Row,
-    Settings,
-)
-from workbench.results import Results
+from workbench.cells import SEEDS, Cell, Settings
+from workbench.common import new_parser, positive
+from workbench.experiment_results import Results
+from workbench.experiments import ALONE, EXPERIMENTS, ON_TERRAIN
+from workbench.results import Row
 
 OUT = Path("out/reproduction")
 
@@ -140,9 +133,7 @@ def run(names: list[str], settings: Settings, out: Path, jobs: int) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument(
         "experiments",
         nargs="+",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.experiments import Row
+from workbench.results import Row
 
 Cells = dict[str, Row]
 
@@ -166,6 +166,12 @@ def gap(row: Row, other: Row | None) -> Gap:
     return Gap(row["RMSE"] / other["RMSE"], row["MLL"] - other["MLL"])
 
 
+def median_gap(gaps: Sequence[Gap]) -> Gap:
+    """Medians of both over seeds."""
+    ratios, differences = zip(*gaps, strict=True)
+    return Gap(statistics.median(ratios), statistics.median(differences))
+
+
 def with_methods(every: Contests, *methods: str) -> Contests:
     """The settings in which all of these methods were run."""
     return {
@@ -292,15 +298,15 @@ def falls(values: Sequence[float]) -> bool:
 # -------------------------------------------------------------------- hyperparameters
 
 
-def learnt(cells: Cells) -> dict[float, dict[int | None, np.ndarray]]:
-    """Learnt - true, draws x batches, by lengthscale and M; the full GP is last."""
+def learned(cells: Cells) -> dict[float, dict[int | None, np.ndarray]]:
+    """Learned - true, draws x batches, by lengthscale and M; the full GP is last."""
     groups: dict[float, dict[int | None, list[list[float]]]] = {}
     for row in sorted(
         cells.values(),
         key=lambda row: (row["lengthscale"], row["M"] is None, row["M"] or 0),
     ):
         sizes = groups.setdefault(row["lengthscale"], {})
-        sizes.setdefault(row["M"], []).append(row["learnt"])
+        sizes.setdefault(row["M"], []).append(row["learned"])
     return {
         true: {m: np.array(rows) - true for m, rows in sizes.items()}
         for true, sizes in groups.items()

@@ -85,6 +85,7 @@ def judge(
     data = Data(data.x[..., keep, :], data.y[..., keep], noise)
     form = form_of(prior.kernel)
     z, y = summary.inducing_points.to(data.x), data.y
+    z = z.expand(*data.x.shape[:-2], *z.shape[-2:])
     past = PseudoObservations(*(t.to(y) for t in summary.pseudo_observations))
     gaussian = likelihoods.is_gaussian(prior.likelihood)
     s = torch.ones_like(past.rho)

@@ -1,17 +1,21 @@
-"""Results of experiments on disk, one JSON file for each experiment."""
+"""What an experiment has brought so far, in a file of its own."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from workbench.common import write_json
-from workbench.experiments import EXPERIMENTS, SPENDERS, Cell, Row, Settings, conditions
+from workbench import results
+from workbench.cells import Cell, Settings
+from workbench.contests import SPENDERS
+from workbench.experiments import EXPERIMENTS, conditions
+from workbench.results import Row, Table
+
+# Curves that agree to rounding are shown to agree.
+DIGITS = {"equivalence": 9}
 
 
 class Results:
-    """The results of one experiment, in a file that is always whole.
+    """The results of one experiment.
 
     Args:
         experiment: Its name.
@@ -28,8 +32,22 @@ class Results:
         self.conditions: Row = {}
         self.kept: dict[str, Row] = {}
         if self.path.exists():
-            self.conditions = self._read()
-            self.kept = self.conditions.pop("cells")
+            header, rows = results.read(self.path)
+            names = list(conditions(experiment, Settings()))
+            if missing := [name for name in names if name not in header]:
+                raise SystemExit(
+                    f"{self.path} is not of this version: its header has no "
+                    f"{', '.join(missing)}. Delete it, or choose another folder with "
+                    "--out."
+                )
+            self.conditions = {name: header[name] for name in names}
+            self.kept = {row["cell"]: row for row in rows}
+
+    @property
+    def table(self) -> Table:
+        """The file, under the present conditions."""
+        header = results.header(**self.conditions)
+        return Table(self.path, ["cell"], header, DIGITS.get(self.experiment))
 
     def go_on(self, settings: Settings) -> None:
         """Let what comes next be run with these settings, if that is not a mixture.
@@ -52,7 +70,6 @@ class Results:
         self.conditions = now
         if before and before != now:
             self._drop(before.get("budget", {}))
-            self._write()
 
     def _drop(self, budget: Row) -> None:
         """Drop cells of methods that had another budget."""
@@ -62,6 +79,7 @@ class Results:
         stale = [key for key in self.kept if any(name in key for name in methods)]
         for key in stale:
             del self.kept[key]
+        self.table.drop(lambda row: row["cell"] in stale)
         if stale:
             print(
                 f"{self.experiment}: {', '.join(changed)} changed; of the results so "
@@ -91,34 +109,5 @@ class Results:
 
     def add(self, key: str, row: Row) -> None:
         """Keep a result, on disk before anything else happens."""
-        self.kept[key] = rounded(row)
-        self._write()
-
-    def _read(self) -> Row:
-        """The whole file, or an end with a message."""
-        advice = "Delete it, or choose another folder with --out."
-        try:
-            file = json.loads(self.path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise SystemExit(f"{self.path} is not JSON: {error}. {advice}") from None
-        wanted = {"cells", *conditions(self.experiment, Settings())}
-        if not isinstance(file, dict) or set(file) != wanted:
-            raise SystemExit(
-                f"{self.path} is not a file of this version of reproduce.py: it should "
-                f"have {', '.join(sorted(wanted))}. {advice}"
-            )
-        return file
-
-    def _write(self) -> None:
-        write_json(self.path, {**self.conditions, "cells": self.kept}, indent=0)
-
-
-def rounded(value: Any) -> Any:
-    """Floats to nine digits: more than any figure shows, and files stay small."""
-    if isinstance(value, float):
-        return float(f"{value:.9g}")
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [rounded(item) for item in value]
-    return value
+        self.table.add({"cell": key, **row})
+        self.kept[key] = {"cell": key, **row}
