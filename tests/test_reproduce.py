@@ -1,7 +1,5 @@
 """The experiments of the paper run, resume and are drawn; the page is the files'."""
 
-import copy
-import json
 import math
 import re
 import shutil
@@ -11,15 +9,21 @@ import pytest
 import torch
 
 from workbench import (
+    contest_page,
+    contests,
+    experiment_page,
     experiments,
     figures,
     reproduce,
     reproduction_page,
+    results,
     streams,
     verdicts,
 )
-from workbench.experiments import EXPERIMENTS, Row, Settings, conditions
-from workbench.results import Results
+from workbench.cells import Settings
+from workbench.experiment_results import Results
+from workbench.experiments import EXPERIMENTS, conditions
+from workbench.results import Row
 from workbench.verdicts import Setting
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,8 +31,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 FIXED, AT_DATA = "fixed inducing points", "inducing points at the data"
 
 
-def read(path: Path) -> Row:
-    return json.loads(path.read_text(encoding="utf-8"))
+def cells_of(path: Path) -> verdicts.Cells:
+    """The cells in a file, by name."""
+    return {row["cell"]: row for row in results.read(path).rows}
 
 
 # ---------------------------------------------------------------------- runs of it all
@@ -39,9 +44,9 @@ def test_all_quick_leaves_files_pictures_and_a_page(tmp_path: Path) -> None:
     out = tmp_path / "reproduction"
     reproduce.main(["all", "--quick", "--out", str(out), "--jobs", "1"])
     for name, cells in EXPERIMENTS.items():
-        kept = read(out / f"{name}.json")
-        assert kept["quick"]
-        assert set(kept["cells"]) == {cell.key for cell in cells(Settings(quick=True))}
+        path = out / f"{name}.json"
+        assert results.read(path).header["quick"]
+        assert set(cells_of(path)) == {cell.key for cell in cells(Settings(quick=True))}
         picture = (out / f"{name}.png").read_bytes()
         assert picture.startswith(PNG) and len(picture) > 10_000, name
 
@@ -68,22 +73,20 @@ def test_only_missing_cells_run_again(
 ) -> None:
     out = Path(shutil.copytree(finished, tmp_path / "out"))
     path = out / "equivalence.json"
-    before = read(path)
-    kept = copy.deepcopy(before)
-    del kept["cells"][AT_DATA]
-    path.write_text(json.dumps(kept))
+    before = cells_of(path)
+    results.write(path, results.read(path).header, [before[FIXED]], digits=9)
     calls = []
 
     def counted(at_data: bool) -> Row:
         calls.append(at_data)
-        return before["cells"][AT_DATA]
+        return before[AT_DATA]
 
     monkeypatch.setattr(experiments, "equivalence", counted)
     reproduce.main(["equivalence", "--quick", "--out", str(out)])
     assert calls == [True]
-    after = read(path)["cells"]
-    assert after[FIXED] == before["cells"][FIXED]
-    assert after[AT_DATA]["panels"] == before["cells"][AT_DATA]["panels"]
+    after = cells_of(path)
+    assert after[FIXED] == before[FIXED]
+    assert after[AT_DATA]["panels"] == before[AT_DATA]["panels"]
 
     reproduce.main(["equivalence", "--quick", "--out", str(out)])
     assert calls == [True]
@@ -92,7 +95,7 @@ def test_only_missing_cells_run_again(
 def test_an_interrupt_keeps_what_is_finished(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = read(finished / "equivalence.json")["cells"][FIXED]
+    row = cells_of(finished / "equivalence.json")[FIXED]
 
     def interrupted(at_data: bool) -> Row:
         if at_data:
@@ -102,7 +105,7 @@ def test_an_interrupt_keeps_what_is_finished(
     monkeypatch.setattr(experiments, "equivalence", interrupted)
     with pytest.raises(SystemExit, match="same command goes on"):
         reproduce.main(["equivalence", "--quick", "--out", str(tmp_path)])
-    cells = read(tmp_path / "equivalence.json")["cells"]
+    cells = cells_of(tmp_path / "equivalence.json")
     assert list(cells) == [FIXED] and cells[FIXED]["panels"] == row["panels"]
 
 
@@ -111,23 +114,23 @@ def test_quick_and_full_results_are_not_mixed(finished: Path) -> None:
         reproduce.main(["equivalence", "--out", str(finished)])
 
 
-@pytest.mark.parametrize("name", experiments.BUDGETS)
+@pytest.mark.parametrize("name", contests.BUDGETS)
 def test_another_budget_drops_the_cells_that_had_it(
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    results = Results(name, tmp_path)
-    results.go_on(Settings())
-    every = [cell.key for cell in results.planned()]
+    first = Results(name, tmp_path)
+    first.go_on(Settings())
+    every = [cell.key for cell in first.planned()]
     for key in every:
-        results.add(key, {})
+        first.add(key, {})
     Results(name, tmp_path).go_on(Settings())
     assert not Results(name, tmp_path).missing() and not capsys.readouterr().out
 
-    other = experiments.BUDGETS[name]._replace(gp_steps=99)
-    monkeypatch.setitem(experiments.BUDGETS, name, other)
+    other = contests.BUDGETS[name]._replace(gp_steps=99)
+    monkeypatch.setitem(contests.BUDGETS, name, other)
     Results(name, tmp_path).go_on(Settings())
     left = Results(name, tmp_path)
     assert left.missing() == [key for key in every if "windowed GP" in key] != []
@@ -136,8 +139,8 @@ def test_another_budget_drops_the_cells_that_had_it(
 
 
 def test_every_budget_has_its_spenders() -> None:
-    assert set(experiments.SPENDERS) == set(experiments.Budget._fields)
-    methods = {method for users in experiments.SPENDERS.values() for method in users}
+    assert set(contests.SPENDERS) == set(contests.Budget._fields)
+    methods = {method for users in contests.SPENDERS.values() for method in users}
     assert methods == set(verdicts.METHODS)
 
 
@@ -146,9 +149,9 @@ def test_only_the_terrain_depends_on_the_tile(tmp_path: Path) -> None:
     tile.write_bytes(b"heights")
     with_tile = Settings(data_dir=tmp_path)
     for name in EXPERIMENTS:
-        results = Results(name, tmp_path)
-        results.go_on(with_tile)
-        results.add("a cell", {})
+        first = Results(name, tmp_path)
+        first.go_on(with_tile)
+        first.add("a cell", {})
         if name in ("terrain", "memory"):
             with pytest.raises(SystemExit, match="tile was [0-9a-f]{16}, is None"):
                 Results(name, tmp_path).go_on(Settings())
@@ -165,10 +168,10 @@ def test_a_tile_is_no_hindrance_to_the_others(finished: Path, tmp_path: Path) ->
 
 
 def test_fewer_seeds_show_fewer_cells(tmp_path: Path) -> None:
-    results = Results("banana", tmp_path)
-    results.go_on(Settings())
-    for cell in results.planned():
-        results.add(cell.key, {})
+    first = Results("banana", tmp_path)
+    first.go_on(Settings())
+    for cell in first.planned():
+        first.add(cell.key, {})
     Results("banana", tmp_path).go_on(Settings(seeds=2))
     fewer = Results("banana", tmp_path)
     assert len(fewer.kept) == 8 and fewer.missing() == []
@@ -235,8 +238,8 @@ def test_report_draws_what_is_missing_and_keeps_the_name(
     assert "(run.v1/equivalence.png)" in page
 
 
-@pytest.mark.parametrize("text", ['{"quick": fal', "[]", '{"quick": true}'])
-def test_a_file_without_results_is_named(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ['{"header": fal', '{"header": {}, "rows": []}'])
+def test_a_file_of_another_kind_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "toy.json").write_text(text)
     for arguments in (["report"], ["toy", "--quick"]):
         with pytest.raises(SystemExit, match="toy.json is not"):
@@ -251,14 +254,14 @@ def test_report_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_all_data_at_once_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     # Full size: tiny streams have sizes of their own.
-    monkeypatch.setattr(experiments, "trace", lambda _, stream: {"stream": stream})
+    monkeypatch.setattr(contests, "trace", lambda _, stream: {"stream": stream})
     for data, num in (("audio", 9_000), ("terrain", 10_000)):
-        row = experiments.compare(data, "batch SGPR", 5, 0, quick=False)
+        row = contests.compare(data, "batch SGPR", 5, 0, quick=False)
         assert [len(y) for _, y in row["stream"].batches] == [num]
 
 
 def test_streaming_equals_batch_inference(finished: Path) -> None:
-    cells = read(finished / "equivalence.json")["cells"]
+    cells = cells_of(finished / "equivalence.json")
     for panel in (panel for row in cells.values() for panel in row["panels"]):
         assert panel["online_bound"] == pytest.approx(panel["batch_bound"], abs=1e-6)
         assert verdicts.curve_gap(panel, "mean") < 1e-6
@@ -297,12 +300,12 @@ def test_a_baseline_dominates_if_it_is_faster_and_better() -> None:
     assert verdicts.dominators(contest, "RMSE") == ["windowed GP"]
     assert verdicts.dominators(contest, "MLL") == []
     every = {Setting("audio", 100, 300): contest}
-    sentence = reproduction_page.frontier_sentence(every)
+    sentence = contest_page.frontier_sentence(every)
     assert sentence.endswith("windowed GP by RMSE in 1 of 1 settings.")
     del contest["windowed GP"]
-    assert reproduction_page.frontier_sentence(every).startswith("No baseline is both")
+    assert contest_page.frontier_sentence(every).startswith("No baseline is both")
     del contest["streaming"]
-    assert reproduction_page.frontier_sentence(every) == "Our method was not run."
+    assert contest_page.frontier_sentence(every) == "Our method was not run."
 
 
 def test_equal_is_not_better() -> None:
@@ -423,12 +426,12 @@ def test_the_order_of_alpha_is_judged(
     means: tuple[float, ...], order: str, verdict: str
 ) -> None:
     cells = alpha_cells(*means)
-    assert order in reproduction_page.alpha_measured(cells)
-    assert verdict in reproduction_page.alpha_differences(cells)
+    assert order in experiment_page.alpha_measured(cells)
+    assert verdict in experiment_page.alpha_differences(cells)
 
 
 def test_vfe_has_a_sentence_of_its_own() -> None:
-    text = reproduction_page.alpha_differences(alpha_cells(1, 3, 2, 2))
+    text = experiment_page.alpha_differences(alpha_cells(1, 3, 2, 2))
     assert "α = 0.1, the best of those up to 0.1, is 1.000 ± 0.000 above α = 1" in text
     assert "α = 0, is number 4 of 4 over the stream, and 1.000 ± 0.000 below" in text
 
@@ -466,7 +469,7 @@ def made(key: str, name: str) -> Row:
     if name == "hyperparameters":
         true, m, _ = key.split("; ")
         m = None if m == "full GP" else int(m.removeprefix("M="))
-        return {"lengthscale": float(true.split()[1]), "M": m, "learnt": [x, x / 2]}
+        return {"lengthscale": float(true.split()[1]), "M": m, "learned": [x, x / 2]}
     if name == "memory":
         return end(x, x, -x, peak_MiB=10 * x, peaks_MiB=[1.0, 9.0, 10 * x])
     if name == "banana":
@@ -499,8 +502,9 @@ def test_any_part_of_an_experiment_can_be_drawn_and_told(
         {key: row for key, row in cells.items() if key != left_out} for left_out in keys
     ]
     for part in [*parts, {}]:
-        results = {**conditions(name, Settings()), "cells": part}
-        (out / f"{name}.json").write_text(json.dumps(results))
+        rows = [{"cell": key, **row} for key, row in part.items()]
+        header = {"torch_ssgp": "1", **conditions(name, Settings())}
+        results.write(out / f"{name}.json", header, rows)
         page = reproduction_page.page(out)
         assert reproduction_page.SECTIONS[name].title in page
         assert f"Not run, {len(keys) - len(part)} cells" in page
@@ -517,7 +521,7 @@ def test_svi_is_said_to_be_left_out_only_where_it_is() -> None:
     cells = {
         f"terrain; streaming; M={m}; batches of 750": end(1, 1) for m in (400, 600)
     }
-    text = reproduction_page.terrain_differences(cells)
+    text = contest_page.terrain_differences(cells)
     assert "SVI was not run with M=600, to save time." in text
 
 
@@ -530,25 +534,20 @@ def test_budgets_on_the_page_are_those_of_the_runs(tmp_path: Path) -> None:
     page = reproduction_page.page(tmp_path)
     assert "| at most | timeseries | terrain | memory |" in page
     for field, title in reproduction_page.BUDGET_LINES.items():
-        values = [getattr(budget, field) for budget in experiments.BUDGETS.values()]
+        values = [getattr(budget, field) for budget in contests.BUDGETS.values()]
         cells = " | ".join(f"{value:,}" if value else "–" for value in values)
         assert f"| {title} | {cells} |" in page
-    assert set(reproduction_page.BUDGET_LINES) == set(experiments.Budget._fields)
+    assert set(reproduction_page.BUDGET_LINES) == set(contests.Budget._fields)
 
-    results = Results("terrain", tmp_path)
-    results.go_on(Settings(quick=True))
-    results.add("a cell", {})
+    first = Results("terrain", tmp_path)
+    first.go_on(Settings(quick=True))
+    first.add("a cell", {})
     assert "| L-BFGS steps after them: batch SGPR | 300 | 10 | – |" in (
         reproduction_page.page(tmp_path)
     )
 
 
 # ------------------------------------------------------------- facts about experiments
-
-
-def test_values_near_zero_keep_their_sign() -> None:
-    assert experiments._short(-0.0012345) == -0.00123
-    assert experiments._short(1234.5) == 1230
 
 
 def test_a_shuffled_stream_has_the_same_rows() -> None:
@@ -567,7 +566,7 @@ def test_a_shuffled_stream_has_the_same_rows() -> None:
 def test_spread_points_cover_the_range(num_dims: int, num: int) -> None:
     x = torch.rand(200, num_dims, dtype=torch.float64) * 5 - 2
     stream = streams.Stream("test", [(x, x[:, 0])], x, x[:, 0], "")
-    z = experiments.spread_points(stream, num)
+    z = contests.spread_points(stream, num)
     low, high = x.amin(0), x.amax(0)
     assert z.shape == (num, num_dims) and len(z.unique(dim=0)) == num
     assert (z > low).all() and (z < high).all()

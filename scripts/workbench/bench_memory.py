@@ -158,9 +158,7 @@ def run(
     batch = {"plateau": PLATEAU, "max_steps": max_steps}
     table = Table(out, NAMES, header(batch=batch, streams="default settings"))
     jobs = bench_cases.case_jobs(one, VARIANTS, num_seeds, only_streams, only_variants)
-    if again:
-        table.drop(lambda row: table.key(row) in jobs)
-    return table.run(jobs)
+    return table.run(jobs, again=again)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,168 @@
+"""Cost of an update and of choosing inducing points, as ratios.
+
+Absolute times depend on the machine; ratios within one run do not, as far as that is
+possible. Every time is the median of repetitions that alternate with its floor.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from torch import Tensor
+from tqdm import tqdm
+
+from torch_ssgp import (
+    AdaptiveBudget,
+    GreedyInformation,
+    GreedyVariance,
+    InducingPolicy,
+    StreamingGP,
+)
+from torch_ssgp.update import UpdateOptions
+from torch_ssgp.update.ascent import Ascent
+from torch_ssgp.update.coordinates import coordinates
+from torch_ssgp.update.learning import Update
+from torch_ssgp.update.objective import Objective
+from workbench.results import Row
+
+Name = TypeVar("Name")
+
+
+def median_times(
+    jobs: Mapping[Name, Callable[[], object]],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[Name, float]:
+    """Median seconds of each job; the jobs take turns, so drifts hit all alike."""
+    for job in jobs.values():
+        job()
+    times: dict[Name, list[float]] = {name: [] for name in jobs}
+    for _ in range(repeats):
+        for name, job in jobs.items():
+            start = clock()
+            job()
+            times[name].append(clock() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _stream_state(m: int, n: int, batch_shape: tuple[int, ...]) -> Any:
+    """A model in mid-stream with ``m`` inducing points, and the next batch."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, dtype=torch.float64, generator=generator)
+
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    kernel.base_kernel.lengthscale, kernel.outputscale = 0.2, 1.0
+    model = StreamingGP(
+        kernel, num_inducing=m, memory_size=m, batch_shape=torch.Size(batch_shape)
+    ).double()
+    model.likelihood.noise = 0.1
+    z, x = draw(*batch_shape, m, 2), draw(*batch_shape, n, 2)
+    y = torch.sin(6 * x.sum(-1))
+    model.update(x, y, num_steps=0, inducing_points=z)
+    return model, x, y, z
+
+
+def _update(model: StreamingGP, x: Tensor, y: Tensor) -> Update:
+    """The next update of a model, before it began."""
+    data = model.check_data(x, y, None)
+    return Update(model.known(data), data, UpdateOptions(), model.limits(data))
+
+
+def _gradient_step(update: Update, z: Tensor) -> tuple[Objective, Callable[[], None]]:
+    """The objective of an update at ``z``, and one step of its inner loop."""
+    objective = update.objective()
+    objective.start_at(z, learn=True)
+    ascent = Ascent(objective, coordinates(objective, True, True), None)
+    optimizer = torch.optim.Adam(ascent.etas)
+
+    def step() -> None:
+        ascent.loss()
+        optimizer.step()
+
+    return objective, step
+
+
+def core_row(m: int, n: int, batch: int, repeats: int) -> Row:
+    """Closed-form update and gradient step against one GEMM and one Cholesky."""
+    model, x, y, z = _stream_state(m, n, (batch,) if batch > 1 else ())
+    A = torch.randn(*x.shape[:-2], m, n, dtype=torch.float64)
+    eye = torch.eye(m, dtype=torch.float64)
+
+    _, step = _gradient_step(_update(model, x, y), z)
+    times = median_times(
+        {
+            "floor": lambda: torch.linalg.cholesky(A @ A.mT / n + eye),
+            "closed form": lambda: model.update(x, y, num_steps=0, inducing_points=z),
+            "gradient step": step,
+        },
+        repeats,
+    )
+    floor = times["floor"]
+    return {
+        "M": m,
+        "N": n,
+        "batch": batch,
+        "floor_ms": 1e3 * floor,
+        "closed_form_ratio": times["closed form"] / floor,
+        "gradient_step_ratio": times["gradient step"] / floor,
+    }
+
+
+def batching_row(repeats: int) -> Row:
+    """One update of 32 streams against 32 updates, at M = 50, N = 100."""
+    model, x, y, z = _stream_state(50, 100, (32,))
+    single, x1, y1, z1 = _stream_state(50, 100, ())
+
+    def loop() -> None:
+        for _ in range(32):
+            single.update(x1, y1, num_steps=0, inducing_points=z1)
+
+    times = median_times(
+        {
+            "batched": lambda: model.update(x, y, num_steps=0, inducing_points=z),
+            "loop": loop,
+        },
+        repeats,
+    )
+    return {"speedup_of_batching_32": times["loop"] / times["batched"]}
+
+
+def core(repeats: int = 15) -> list[Row]:
+    """Cost of an update, as ratios to what no implementation can avoid."""
+    sizes = [(100, 300), (200, 500), (600, 1000)]
+    cases = [(m, n, b) for b in (1, 32) for m, n in sizes]
+    rows = []
+    for m, n, b in tqdm(cases, desc="core"):
+        # The largest case takes a second a piece; the median needs few of them.
+        few = 2 if m * n * b > 3e6 else repeats
+        rows.append(core_row(m, n, b, few))
+    rows.append(batching_row(repeats))
+    return rows
+
+
+def choice_row(m: int, n: int, repeats: int) -> Row:
+    """Choosing inducing points, in units of one gradient step; five are allowed."""
+    model, x, y, z = _stream_state(m, n, ())
+    update = _update(model, x, y)
+    objective, step = _gradient_step(update, z)
+
+    def choose(policy: InducingPolicy) -> Callable[[], Tensor]:
+        return torch.no_grad()(lambda: policy(update.candidates(objective)))
+
+    policies = (GreedyInformation(), GreedyVariance(), AdaptiveBudget())
+    jobs = {type(policy).__name__: choose(policy) for policy in policies}
+    times = median_times({"step": step, **jobs}, repeats)
+    ratios = {f"{name} / step": times[name] / times["step"] for name in jobs}
+    return {"M": m, "N": n, **ratios}
+
+
+def choice(repeats: int = 15) -> list[Row]:
+    """Cost of choosing inducing points."""
+    return [choice_row(m, n, repeats) for m, n in [(100, 300), (200, 500), (400, 750)]]

@@ -1,0 +1,216 @@
+"""Streams that are hard for a small memory: few points, periods, labels, networks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel, PeriodicKernel, RBFKernel, ScaleKernel
+from torch import Tensor, nn
+
+from workbench import streams
+
+NOISE = 0.1  # standard deviation, of all targets that are numbers
+
+
+def observed(f: Tensor, gen: torch.Generator) -> Tensor:
+    """Values with noise."""
+    return streams.with_noise(f, NOISE, gen)
+
+
+# -------------------------------------------------------------------- small batches
+
+
+# On the unit cube, so that a few hundred data determine the function.
+LENGTHSCALES = {1: 0.15, 2: 0.4, 3: 0.7, 4: 1.0}
+SMALL_TEST = 300
+
+
+class Small(NamedTuple):
+    """A stationary stream of small batches; seed 1 begins with a single point."""
+
+    batch: int
+    inputs: int
+    arrival: str
+    seed: int
+
+    @property
+    def case(self) -> str:
+        """Its name, without the seed."""
+        inputs = f"{self.inputs} input" + "s" * (self.inputs > 1)
+        return f"batches of {self.batch}, {inputs}, {self.arrival}"
+
+    @property
+    def first(self) -> int:
+        """Points of the first batch."""
+        return 1 if self.seed else self.batch
+
+
+def small_streams() -> list[Small]:
+    """60 of them: the most expensive ones, of 4 inputs, have one seed only."""
+    return [
+        Small(batch, inputs, arrival, seed)
+        for batch in (1, 2, 5, 10)
+        for inputs in LENGTHSCALES
+        for arrival in ("sorted", "random")
+        for seed in range(1 if batch <= 2 and inputs == 4 else 2)
+    ]
+
+
+class SmallData(NamedTuple):
+    """Batches, and the function without noise at test inputs."""
+
+    batches: list[tuple[Tensor, Tensor]]
+    x_test: Tensor
+    f_test: Tensor
+
+
+def small_data(case: Small, num: int | None = None) -> SmallData:
+    """Uniform inputs, a draw from a GP; sorted streams arrive by the first input.
+
+    Args:
+        case: Which.
+        num: Number of data; 300, or 500 for batches of 5 and 10.
+    """
+    num = num or (300 if case.batch <= 2 else 500)
+    number = 100 * case.batch + 10 * case.inputs + 2 * case.seed
+    gen = torch.Generator().manual_seed(number + (case.arrival == "sorted"))
+    function = streams.gp_draw(gen, case.inputs, LENGTHSCALES[case.inputs])
+    x, x_test = torch.rand(
+        num + SMALL_TEST, case.inputs, generator=gen, dtype=torch.float64
+    ).split([num, SMALL_TEST])
+    if case.arrival == "sorted":
+        x = x[x[:, 0].argsort()]
+    y = observed(function(x), gen)
+    batches = streams.split_rows(x, y, case.first, case.batch)
+    return SmallData(batches, x_test, function(x_test))
+
+
+# -------------------------------------------------------------------------- periods
+
+
+class Series(NamedTuple):
+    """A series with one period or two, in days.
+
+    Attributes:
+        patterns: Amplitudes of the harmonics of a pattern, by its period. Where all
+            methods begin is this period. The first is the longest.
+        per_period: Readings in the first period; a batch has so many.
+        periods: That are learned; the next one is forecast.
+    """
+
+    patterns: dict[float, list[float]]
+    per_period: int
+    periods: int
+
+
+SERIES = {
+    "weekly, hourly readings": Series({7.0: [0.7, 0.5, 0.3], 1.0: [0.9, 0.4]}, 168, 5),
+    "daily, every quarter of an hour": Series({1.0: [1.0, 0.6, 0.4, 0.3, 0.2]}, 96, 8),
+}
+SWINGS = 0.2  # their size; their lengthscale is 0.3 periods
+
+
+def series_data(case: Series, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Times ``(n, 1)``, readings, and the function; the last period is the test."""
+    gen = torch.Generator().manual_seed(seed)
+    longest = max(case.patterns)
+    num = case.per_period * (case.periods + 1)
+    x = torch.arange(num, dtype=torch.float64).unsqueeze(-1)
+    x = x * longest / case.per_period
+    f = SWINGS * streams.gp_draw(gen, 1, 0.3 * longest)(x)
+    for period, amplitudes in case.patterns.items():
+        for harmonic, amplitude in enumerate(amplitudes, 1):
+            phase = torch.rand((), generator=gen, dtype=torch.float64)
+            angle = 2 * math.pi * (harmonic * x.squeeze(-1) / period + phase)
+            f = f + amplitude * torch.cos(angle)
+    return x, observed(f, gen), f
+
+
+def series_kernel(case: Series) -> Kernel:
+    """Swings and the patterns; periods are those a user would set."""
+    kernel = ScaleKernel(RBFKernel())
+    for period in case.patterns:
+        pattern = PeriodicKernel()
+        pattern.period_length = period
+        kernel = kernel + ScaleKernel(pattern)
+    return kernel.double()
+
+
+def series_starts(case: Series) -> list[Kernel]:
+    """Where exact models start: as streams do, and with sharper patterns.
+
+    ``PeriodicKernel`` divides by its lengthscale, not by the square.
+    """
+    plain, sharp = series_kernel(case), series_kernel(case)
+    swings, *patterns = sharp.kernels
+    swings.base_kernel.lengthscale = 2 * max(case.patterns)
+    for pattern in patterns:
+        pattern.base_kernel.lengthscale = 0.2
+    return [plain, sharp]
+
+
+# --------------------------------------------------------------------------- labels
+
+
+BANANA_PARTS = 5
+ORDERS = {"class 0 first": False, "class 1 first": True, "random": None}
+
+
+def banana_batches(order: str, seed: int) -> tuple[list, Tensor, Tensor]:
+    """Batches in an order, test inputs and labels; a class has half of the batches."""
+    stream = streams.banana("random", seed, 2 * BANANA_PARTS)
+    descending = ORDERS[order]
+    if descending is None:
+        return stream.batches, stream.x_test, stream.y_test
+    x, y = stream.x_train, stream.y_train
+    batches = []
+    for label in sorted(y.unique().tolist(), reverse=descending):
+        x_label, y_label = x[y == label], y[y == label]
+        parts = zip(
+            x_label.chunk(BANANA_PARTS), y_label.chunk(BANANA_PARTS), strict=True
+        )
+        batches += list(parts)
+    return batches, stream.x_test, stream.y_test
+
+
+# --------------------------------------------------------------------- deep kernels
+
+
+DEEP_INPUTS, DEEP_DATA, DEEP_TEST = 8, 2_000, 1_000
+
+
+class DeepKernel(Kernel):
+    """A kernel of the features that a network makes of the inputs."""
+
+    def __init__(self, network: nn.Module, base_kernel: Kernel) -> None:
+        super().__init__()
+        self.network, self.base_kernel = network, base_kernel
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
+        """The base kernel at the features."""
+        features = self.network(x1), self.network(x2)
+        return self.base_kernel.forward(*features, diag=diag, **params)
+
+
+def deep_kernel(seed: int) -> Kernel:
+    """Eight inputs, 32 units, two features, a smooth kernel; weights by the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.Linear(DEEP_INPUTS, 32), nn.Tanh(), nn.Linear(32, 2))
+    return ScaleKernel(DeepKernel(network, RBFKernel())).double()
+
+
+def deep_data(seed: int, num: int = DEEP_DATA) -> tuple[Tensor, ...]:
+    """Training inputs and targets, test inputs and the function there.
+
+    The function has two curved directions in eight inputs, which no kernel with a
+    lengthscale per input can see.
+    """
+    gen = torch.Generator().manual_seed(seed)
+    x = torch.randn(num + DEEP_TEST, DEEP_INPUTS, generator=gen, dtype=torch.float64)
+    w = torch.randn(DEEP_INPUTS, 3, generator=gen, dtype=torch.float64)
+    u = x @ (w / w.norm(dim=0))  # (n, 3)
+    f = torch.sin(2 * u[:, 0] + u[:, 1]) + torch.tanh(u[:, 2] * u[:, 0])
+    return x[:num], observed(f[:num], gen), x[num:], f[num:]

@@ -1,0 +1,139 @@
+"""What a stream is, and how rows become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+ROUNDING = 1e-12  # relative, of targets
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream of batches with a test set, all float64 and scaled.
+
+    Attributes:
+        name: A short name for tables.
+        batches: ``(x, y)`` in order of arrival, ``(n, d)`` and ``(n,)``.
+        x_test: ``(n_s, d)``, test inputs.
+        y_test: ``(n_s,)``, test targets, with noise.
+        notes: How it was made and scaled.
+        test_batches: For a target that moves, the test set ``(x, y)`` as of the time
+            of each batch; ``x_test, y_test`` is then the last one.
+    """
+
+    name: str
+    batches: list[tuple[Tensor, Tensor]]
+    x_test: Tensor
+    y_test: Tensor
+    notes: str
+    test_batches: list[tuple[Tensor, Tensor]] | None = None
+
+    @property
+    def x_train(self) -> Tensor:
+        """All training inputs in order of arrival, ``(n, d)``."""
+        return torch.cat([x for x, _ in self.batches])
+
+    @property
+    def y_train(self) -> Tensor:
+        """All training targets in order of arrival, ``(n,)``."""
+        return torch.cat([y for _, y in self.batches])
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def rounded(stream: Stream, seed: int) -> Stream:
+    """The stream with targets that differ by roundings; as it is for seed zero.
+
+    A greedy choice may tip over by a rounding, and what follows is another run: where
+    a budget is used up, the ends show how far that reaches.
+
+    Args:
+        stream: Any stream.
+        seed: Which roundings.
+
+    Returns:
+        A stream with the same inputs and the same tests.
+    """
+    if seed == 0:
+        return stream
+    gen = generator(seed)
+    batches = [
+        (x, y * (1 + ROUNDING * torch.randn(y.shape, generator=gen, dtype=y.dtype)))
+        for x, y in stream.batches
+    ]
+    return replace(stream, batches=batches)
+
+
+def split_rows(
+    x: Tensor, y: Tensor, first: int, batch: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Rows in batches; the first and the last may have another size."""
+    sizes = [min(first, len(y))]
+    while sum(sizes) < len(y):
+        sizes.append(min(batch, len(y) - sum(sizes)))
+    return list(zip(x.split(sizes), y.split(sizes), strict=True))
+
+
+def cut(
+    name: str,
+    x: Tensor,
+    y: Tensor,
+    is_train: Tensor,
+    *,
+    first: int,
+    batch: int,
+    num_batches: int | None,
+    thin: int,
+    max_test: int | None,
+    ordered: bool,
+    notes: str,
+) -> Stream:
+    """A stream of rows: batches, y scaled by the first, and the test rows they reach.
+
+    Args:
+        name: Of the stream.
+        x: ``(n, d)``, inputs in order of arrival.
+        y: ``(n,)``, targets.
+        is_train: ``(n,)``, which rows train; the others test.
+        first: Size of the first batch.
+        batch: Size of the following batches.
+        num_batches: Only so many batches.
+        thin: Every ``thin``-th training row.
+        max_test: At most so many test rows, evenly spaced.
+        ordered: Whether rows arrive in order of their first input; test rows beyond
+            the last batch are then dropped.
+        notes: How it was scaled.
+    """
+    x_test, y_test = x[~is_train], y[~is_train]
+    batches = split_rows(x[is_train][::thin], y[is_train][::thin], first, batch)
+    mean, std = moments(batches[0][1])
+    if num_batches is not None and num_batches < len(batches):
+        batches = batches[:num_batches]
+        if ordered:
+            reached = x_test[:, 0] <= batches[-1][0][-1, 0]
+            x_test, y_test = x_test[reached], y_test[reached]
+    kept = evenly(len(y_test), max_test)
+    scaled = [(x_new, (y_new - mean) / std) for x_new, y_new in batches]
+    return Stream(name, scaled, x_test[kept], (y_test[kept] - mean) / std, notes)
+
+
+def generator(seed: int) -> torch.Generator:
+    """A source of random numbers that leaves the global one alone."""
+    return torch.Generator().manual_seed(seed)
+
+
+def moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation over rows; a constant column is not scaled."""
+    mean, std = values.mean(0), values.std(0, correction=0)
+    return mean, torch.where(std > 0, std, torch.ones_like(std))
+
+
+def evenly(n: int, most: int | None) -> Tensor:
+    """Indices of at most ``most`` of ``n`` rows, evenly spaced."""
+    if most is None or most >= n:
+        return torch.arange(n)
+    return torch.linspace(0, n - 1, most, dtype=torch.float64).round().long()

@@ -1,0 +1,83 @@
+"""Files of results are small, whole at any time, and say what made them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench import results
+from workbench.common import DOCS
+from workbench.results import Table
+
+FILES = sorted([*DOCS.glob("data/*.json"), *DOCS.glob("reproduction/*.json")])
+
+
+def test_a_file_has_a_header_and_a_line_for_each_row(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file.json"
+    rows = [{"name": "a", "values": [1.0, 2.0]}, {"name": "b", "values": []}]
+    results.write(path, {"torch_ssgp": "1"}, rows)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line.rstrip(",")) for line in lines[2:4]] == rows
+    assert results.read(path) == ({"torch_ssgp": "1"}, rows)
+    assert [each.name for each in path.parent.iterdir()] == ["file.json"]
+
+
+def test_floats_keep_six_digits_and_nothing_else_changes() -> None:
+    value = {"a": [1 / 3, -2e-9 / 3, (12345678, True)], "b": None, "c": "0.123456789"}
+    assert results.rounded(value) == {
+        "a": [0.333333, -6.66667e-10, [12345678, True]],
+        "b": None,
+        "c": "0.123456789",
+    }
+    assert results.rounded(1 / 3, digits=9) == 0.333333333
+
+
+def test_a_header_has_versions_threads_and_settings() -> None:
+    header = results.header(others=["botorch"], seeds=3)
+    assert header["seeds"] == 3 and header["threads"] == 1
+    assert all(header[name][0].isdigit() for name in ("torch_ssgp", "torch", "botorch"))
+
+
+@pytest.mark.parametrize("text", ['{"header": ', "[]", '{"header": {}}'])
+def test_a_file_without_results_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "toy.json"
+    path.write_text(text)
+    with pytest.raises(SystemExit, match="toy.json is not .*--out"):
+        results.read(path)
+
+
+def test_only_missing_rows_are_made_and_each_is_kept_at_once(tmp_path: Path) -> None:
+    made: list[str] = []
+    table = Table(tmp_path / "rows.json", ["name", "seed"], {"torch_ssgp": "1"})
+
+    def job(name: str) -> results.Row:
+        made.append(name)
+        if name == "c":
+            raise KeyboardInterrupt
+        if name == "b":  # another process writes meanwhile
+            other = Table(table.path, table.names, table.header)
+            other.add({"name": "other", "seed": 0})
+        return {"value": 1 / 3}
+
+    jobs = {(name, 0): lambda name=name: job(name) for name in "abc"}
+    with pytest.raises(KeyboardInterrupt):
+        table.run(jobs)
+    kept = table.rows()
+    assert list(kept) == [("a", 0), ("other", 0), ("b", 0)]
+    assert kept["a", 0] == {"version": "1", "name": "a", "seed": 0, "value": 0.333333}
+    made.clear()
+    assert table.run({key: jobs[key] for key in list(jobs)[:2]}) == list(kept.values())
+    assert made == []
+    table.drop(lambda row: row["name"] == "a")
+    assert ("a", 0) not in table.rows()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_committed_files_say_what_made_them_and_have_a_line_for_each_row(
+    path: Path,
+) -> None:
+    header, rows = results.read(path)
+    assert header["torch_ssgp"][0].isdigit()
+    assert len(path.read_text(encoding="utf-8").splitlines()) == len(rows) + 3
