@@ -90,7 +90,7 @@ def same_storage(num_inducing: int, memory_size: int, num_dims: int) -> int:
 def run_stream(stream: Stream, budget: Budget) -> Row:
     """Default updates over a stream, and how they end."""
     model = new_model(stream.x_test.size(-1), budget)
-    run = follow(model, stream.batches)
+    run = follow(model.update, stream.batches)
     memory = scores(model, stream, from_memory=True)
     return {
         **budget._asdict(),

@@ -85,7 +85,7 @@ POLICIES: dict[str, Callable[[int], InducingPolicy]] = {
 def run_stream(stream: Stream, num_inducing: int, policy: InducingPolicy) -> Row:
     """Default updates over a stream, and how they end."""
     model = new_model(stream, num_inducing, policy)
-    run = follow(model, stream.batches)
+    run = follow(model.update, stream.batches)
     return {
         **scores(model, stream),
         "M": model.summary.num_inducing,
@@ -101,7 +101,7 @@ def run_gap(stream: Stream, num_inducing: int, num_steps: int = 200) -> list[Row
     hyperparameters, then with either or both of them free.
     """
     model = new_model(stream, num_inducing)
-    follow(model, stream.batches)
+    follow(model.update, stream.batches)
     rows = [{"after": "the stream", **scores(model, stream)}]
     for name, steps, theta, points in [
         ("all data, points and hyperparameters of the stream", 0, False, False),

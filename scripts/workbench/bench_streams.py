@@ -89,7 +89,7 @@ Jobs = dict[Key, Callable[[], Row]]
 
 def run_stream(model: StreamingGP, batches: Batches, **options: Any) -> Row:
     """Update after update."""
-    run = follow(model, batches, **options)
+    run = follow(partial(model.update, **options), batches)
     return {"updates": len(run.sizes), **run.row()}
 
 

@@ -37,6 +37,7 @@ OTHERS = {
     "policies": "bench_policies",
     "memory": "bench_memory",
     "streams": "bench_streams",
+    "ablation": "ablation",
     "bayesopt": "bench_bayesopt",
 }
 PAGE = """# Benchmarks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -36,13 +36,18 @@ class Run(NamedTuple):
         return {"cpu_seconds": self.seconds, "failure": self.failure}
 
 
-def follow(model: StreamingGP, batches: Batches, **options: Any) -> Run:
-    """Update after update with these options; a failure is a result as well."""
+def follow(update: Callable[[Tensor, Tensor], Any], batches: Batches) -> Run:
+    """Update after update; a failure is a result as well.
+
+    Args:
+        update: ``model.update``, or something like it with other options.
+        batches: ``(x, y)``, one after the other.
+    """
     start, sizes, failure = time.process_time(), [], ""
     with small_budget():
         for x, y in tqdm(batches, desc="updates", leave=False):
             try:
-                sizes.append(model.update(x, y, **options).num_inducing)
+                sizes.append(update(x, y).num_inducing)
             except Exception as error:  # what fails is part of the result
                 failure = f"{type(error).__name__}: {error}"
                 break

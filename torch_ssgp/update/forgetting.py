@@ -29,6 +29,7 @@ from torch import Tensor
 
 from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
+from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.inducing import evenly
 from torch_ssgp.memory import Data
@@ -64,6 +65,7 @@ class Judgement(NamedTuple):
 
 
 @torch.no_grad()
+@breakdowns(ValueError)
 def judge(
     prior: Prior, summary: PosteriorSummary, data: Data, jitter: float
 ) -> Judgement | None:
@@ -96,8 +98,11 @@ def judge(
     A_f = fn.solve_lower(L, K_zf)
     rows = fn.recall(past, L, prior.mean(z))
     scale = s[..., None, None]
+    known_rows = rows.A @ rows.A.mT / scale
+    if not bool(torch.isfinite(known_rows).all()):
+        raise Breakdown("the posterior is not finite")
     # In the eigenbasis of what is known, every power is a division.
-    values, Q = torch.linalg.eigh(rows.A @ rows.A.mT / scale)
+    values, Q = torch.linalg.eigh(known_rows)
     b = (Q.mT @ (rows.A @ rows.r.unsqueeze(-1)) / scale).squeeze(-1)
     B = Q.mT @ A_f
     powers = y.new_tensor(POWERS)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -39,7 +40,7 @@ from torch_ssgp.memory import (
     remember,
     stored,
 )
-from torch_ssgp.modules import same_points
+from torch_ssgp.modules import gram, same_points
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.ascent import Ascended, choose, maximize
 from torch_ssgp.update.forgetting import ANEW, WITNESS, decide, judge
@@ -192,7 +193,8 @@ class Judged(NamedTuple):
         power: float | Tensor = 1.0 if is_auto else options.forget  # type: ignore[assignment]
         judgement = None
         if is_auto or options.learns_when_due:
-            judgement = judge(known.frozen, known.summary, data, limits.jitter)
+            with suppress(Breakdown):  # what cannot be predicted says nothing
+                judgement = judge(known.frozen, known.summary, data, limits.jitter)
         if judgement is None:
             return cls(power, memory.doubt, 0.0, nothing, nothing > 0)
         doubt, doubted = memory.doubt.to(y), 0.0
@@ -518,11 +520,21 @@ class Update:
     @breakdowns()
     def choose(self, objective: Objective) -> Tensor:
         """The choice of the policy; a cheaper one where nothing is learned."""
-        policy = self.limits.policy
-        choice = policy if self.options.num_steps else policy.extend
+        policy, is_new = self.limits.policy, self.options.num_steps > 0
+        choice = policy if is_new or self.has_changed(objective) else policy.extend
         z = choice(self.candidates(objective))
         check.check_choice(z, policy, objective.data.x)
         return merge_duplicates(objective.kernel, z, objective.jitter)
+
+    def has_changed(self, objective: Objective) -> bool:
+        """Whether the prior is another than that under which points were chosen."""
+        summary, x = self.known.summary, objective.data.x
+        if summary.is_empty:
+            return True
+        z, L = (t.to(x) for t in (summary.inducing_points, summary.prior_cholesky))
+        old = L[..., :1, :1] * L[..., 1:, :1]  # covariance with the first of them
+        new = gram(objective.kernel, z[..., 1:, :], z[..., :1, :])
+        return not bool(torch.allclose(new, old.expand(new.shape), rtol=1e-6))
 
     def revise(self, objective: Objective, loss: Tensor) -> bool:
         """Choose again where the policy wants to; whether anything changed."""
