@@ -5,13 +5,12 @@
     python scripts/benchmark.py policies   streams x policies x seeds; takes hours
     python scripts/benchmark.py memory     streams x memory sizes x seeds; takes hours
     python scripts/benchmark.py streams    small batches, periods, labels, deep kernels
+    python scripts/benchmark.py ablation   constants of the package, one by one
     python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
     python scripts/benchmark.py report     docs/benchmarks.md from what was written
 
-``policies``, ``memory`` and ``bayesopt`` take the arguments of
-``scripts/bench_policies.py``, ``scripts/bench_memory.py`` and
-``scripts/bench_bayesopt.py``, see ``policies --help``. Accuracy on the streams of the
-paper: ``scripts/reproduce.py``.
+All but ``core``, ``choice`` and ``report`` have arguments of their own: see
+``memory --help``. Accuracy on the streams of the paper: ``scripts/reproduce.py``.
 
 Absolute times depend on the machine; ratios within one run do not, as far as that is
 possible. Every time is the median of repetitions that alternate with its floor.
@@ -25,10 +24,10 @@ from pathlib import Path
 
 import torch
 
-from workbench import bench_core, bench_memory_tables, bench_policies
+from workbench import ablation, bench_core, bench_memory_tables, bench_policies
 from workbench import bench_streams_tables as stream_tables
 from workbench.common import DOCS, new_parser, positive
-from workbench.pages import listed, markdown, wrapped
+from workbench.pages import listed, markdown, paragraphs, wrapped
 from workbench.results import Contents, header, read, write
 
 COMMANDS = {"core": bench_core.core, "choice": bench_core.choice}
@@ -40,97 +39,164 @@ OTHERS = {
     "ablation": "ablation",
     "bayesopt": "bench_bayesopt",
 }
-PAGE = """# Benchmarks
+DATA = DOCS / "data"
 
-Written by `scripts/benchmark.py report` from the files that `--json` wrote. The tables
-on the memory were made with version {memory_version}. Those on the cost of an update,
-on policies and on Bayesian optimisation were made with version 0.1.0, before there was
-a memory, and have not been made anew yet.
 
-## Memory
-
-Written by `scripts/benchmark.py memory`: streams with default settings against batch
-sparse regression with the same number of inducing points (all training data at once,
-all inducing points free, L-BFGS to a plateau). `R` is the size of the memory.
-Predictions come from the inducing points, q(b), or from all points of the memory.
-An RMSE below {memory_floor} counts as {memory_floor}: the likelihood has no smaller
-noise.
-
-{memory_streams}
-
-{memory_remarks}
-
-The batch models:
-
-{memory_references}
-
-## Periods
-
-Written by `scripts/benchmark.py streams periods`: series with a weekly and a daily
-period, streamed one period at a time with default settings. The forecast of the next
-period is compared with that of an exact GP learned on all data with the same kernel.
-
-{periods}
-
-## Cost of an update
-
-`floor_ms` is one product `A @ A.T` and one Cholesky factorisation of the size of the
-update, in the same run on one thread; the other columns are ratios to it. Small sizes
-are dominated by the overhead of many small operations, large ones by arithmetic.
-
-{core}
-
-## Inducing points
-
-Cost of choosing them, in units of one gradient step of the inner loop:
-
-{choice}
-
-Written by `scripts/benchmark.py policies`: what each policy ends with, against batch
-sparse regression of the same size (all training data at once, all inducing points free,
-50 steps of Adam and at most {steps} of L-BFGS). `budget` is the number of inducing
-points allowed, `M` what was used in the end. Another seed is another split or draw;
-where a stream has none, targets that differ by roundings of 1e-12: a greedy choice may
-tip over by a rounding, and where the budget is used up the ends then differ by far
-more. Lines with several seeds have medians and ranges. All streams:
-
-{ranking}
-
-Stream by stream:
-
-{policies}
-
-{remarks}
-
-{reading}
-
-## Bayesian optimisation
-
-Written by `scripts/benchmark.py bayesopt fantasies cost --out docs/data/bayesopt.json`.
-A batch of fantasies against a loop over them; one update and one acquisition against
-the same at 200 evaluations, beside the refit of BoTorch's exact model.
-
-{bayesopt}
-"""
+# -------------------------------------------------------------------------- the page
 
 
 def page() -> str:
     """The page of the docs, from the files beside it."""
-    names = ("memory", "streams", "core", "choice", "policies", "gap", "bayesopt")
-    files = {name: read(DOCS / "data" / f"{name}.json") for name in names}
-    places = {name: markdown(files[name].rows) for name in ("core", "choice")}
-    places["bayesopt"] = markdown(files["bayesopt"].rows, hide=("table", "version"))
-    places |= bench_policies.sections(files["policies"].rows, files["gap"])
-    places |= bench_memory_tables.sections(files["memory"].rows)
-    places["periods"] = stream_tables.sections(files["streams"].rows)["periods"]
-    places |= {f"{name}_version": made_with(file) for name, file in files.items()}
-    return wrapped(PAGE.format(**places))
+    parts = [
+        "# Benchmarks",
+        "Written by `scripts/benchmark.py report` from the files in `data/`. Every "
+        "section names the version of the library that made its tables; the file has "
+        "the settings, too.",
+        memory_section(read(DATA / "memory.json")),
+        streams_section(read(DATA / "streams.json")),
+        ablation_section(),
+        core_section(*(read(DATA / f"{name}.json") for name in ("core", "choice"))),
+        policies_section(*(read(DATA / f"{n}.json") for n in ("policies", "gap"))),
+        bayesopt_section(read(DATA / "bayesopt.json")),
+    ]
+    return wrapped(paragraphs(*parts))
+
+
+def titled(text: str, table: str) -> str:
+    """A table with the sentence that explains it; nothing where there is no table."""
+    return paragraphs(text, table) if table else ""
+
+
+def memory_section(file: Contents) -> str:
+    """Streams against batch models, by the size of the memory."""
+    places = bench_memory_tables.sections(file.rows)
+    floor = places["memory_floor"]
+    return paragraphs(
+        "## Memory",
+        "Written by `scripts/benchmark.py memory`: streams with default settings "
+        "against batch sparse regression with the same number of inducing points (all "
+        "training data at once, all inducing points free, L-BFGS to a plateau). `R` is "
+        "the size of the memory. Predictions come from the inducing points, q(b), or "
+        f"from all points of the memory. An RMSE below {floor} counts as {floor}: the "
+        "likelihood has no smaller noise.",
+        titled(
+            "What the defaults have to reach, in every seed:", places["memory_bars"]
+        ),
+        titled("All runs:", places["memory_streams"]),
+        titled("What a larger memory buys:", places["memory_sizes"]),
+        titled(
+            "The memory, and as much storage spent on M' inducing points instead:",
+            places["memory_storage"],
+        ),
+        titled("The batch models:", places["memory_references"]),
+        places["memory_remarks"],
+    )
+
+
+def streams_section(file: Contents) -> str:
+    """Streams that are hard for a small memory."""
+    tables = stream_tables.sections(file.rows)
+    return paragraphs(
+        "## Hard streams",
+        f"Written by `scripts/benchmark.py streams` ({made_with(file)}), each with "
+        "default settings against all data at once.",
+        titled(
+            "Small batches: 60 stationary streams of 1, 2, 5 or 10 points a batch, "
+            "against the same model given all data in one update.",
+            tables["small"],
+        ),
+        titled(
+            "Periods: series with a weekly and a daily period, streamed one period at "
+            "a time. The forecast of the next period is compared with that of an exact "
+            "GP learned on all data with the same kernel.",
+            tables["periods"],
+        ),
+        titled(
+            "Labels that arrive class by class or in random order, against the same "
+            "model given all of them at once.",
+            tables["labels"],
+        ),
+        titled(
+            "A network before the kernel, against an exact GP with the same network.",
+            tables["deep"],
+        ),
+    )
+
+
+def ablation_section() -> str:
+    """Constants of the package, one by one."""
+    path = DATA / "ablation.json"
+    if not path.exists():
+        return ""
+    return paragraphs(
+        "## Constants",
+        f"Written by `scripts/benchmark.py ablation` ({made_with(read(path))}): "
+        "constants and options of the package, one at a time, with another value than "
+        "the default. Columns of streams are ratios of the RMSE to that with defaults, "
+        "above 1 where the default is better. Then the worst difference of the mean "
+        "log-likelihood over all streams, below 0 where the default is better, and the "
+        "median ratio of processor time.",
+        ablation.section(path),
+    )
+
+
+def core_section(core: Contents, choice: Contents) -> str:
+    """Cost of an update, and of choosing inducing points."""
+    return paragraphs(
+        "## Cost of an update",
+        f"Written by `scripts/benchmark.py core` and `choice` ({made_with(core)}). "
+        "`floor_ms` is one product `A @ A.T` and one Cholesky factorisation of the "
+        "size of the update, in the same run on one thread; the other columns are "
+        "ratios to it. Small sizes are dominated by the overhead of many small "
+        "operations, large ones by arithmetic.",
+        markdown(core.rows),
+        "Cost of choosing inducing points, in units of one gradient step of the inner "
+        "loop:",
+        markdown(choice.rows),
+    )
+
+
+def policies_section(file: Contents, gap: Contents) -> str:
+    """Ways to choose inducing points."""
+    places = bench_policies.sections(file.rows, gap)
+    return paragraphs(
+        "## Inducing points",
+        f"Written by `scripts/benchmark.py policies` ({made_with(file)}): what each "
+        "policy ends with, against batch sparse regression of the same size (all "
+        "training data at once, all inducing points free, 50 steps of Adam and at most "
+        f"{places['steps']} of L-BFGS). `budget` is the number of inducing points "
+        "allowed, `M` what was used in the end. Another seed is another split or draw. "
+        "Where a stream has none, targets differ by roundings of 1e-12: a greedy "
+        "choice may tip over by a rounding, and where the budget is used up the ends "
+        "then differ by far more. Lines with several seeds have medians and ranges. "
+        "All streams:",
+        places["ranking"],
+        titled("Stream by stream:", places["policies"]),
+        places["remarks"],
+        places["reading"],
+    )
+
+
+def bayesopt_section(file: Contents) -> str:
+    """Surrogates for BoTorch."""
+    return paragraphs(
+        "## Bayesian optimisation",
+        f"Written by `scripts/benchmark.py bayesopt fantasies cost` ({made_with(file)})"
+        ". A batch of fantasies against a loop over them; one update and one "
+        "acquisition against the same at 200 evaluations, beside the refit of "
+        "BoTorch's exact model.",
+        markdown(file.rows, hide=("table", "version")),
+    )
 
 
 def made_with(file: Contents) -> str:
     """The versions of the library that made the rows of a file."""
     default = file.header["torch_ssgp"]
-    return listed(sorted({row.get("version", default) for row in file.rows}))
+    versions = sorted({row.get("version", default) for row in file.rows})
+    return f"torch_ssgp {listed(versions)}"
+
+
+# ----------------------------------------------------------------------- the command
 
 
 def main(arguments: list[str] | None = None) -> None:
