@@ -126,18 +126,14 @@ def as_row(x: Mapping[Hashable, Any]) -> Row:
         )
     row = {}
     for name, value in x.items():
-        if value is None:
-            continue
         try:
-            number = math.nan if isinstance(value, str) else float(value)
+            # Text that looks like a number is text.
+            number = math.nan if value is None else float(_no_text(value))
         except (TypeError, ValueError):
-            number = math.nan
-            value = repr(value)
-        if isinstance(value, str):
             raise DtypeError(
                 f"x has {value!r} for the feature {name!r}; expected a number. Encode "
                 "it first: compose.SelectType(str) | preprocessing.OneHotEncoder()."
-            )
+            ) from None
         if math.isinf(number):
             raise NonFiniteError(
                 f"x has {number} for the feature {name!r}; expected a finite number."
@@ -145,6 +141,12 @@ def as_row(x: Mapping[Hashable, Any]) -> Row:
         if not math.isnan(number):
             row[name] = number
     return row
+
+
+def _no_text(value: Any) -> Any:
+    if isinstance(value, str | bytes):
+        raise TypeError
+    return value
 
 
 def as_rows(frame: Any) -> list[Row]:
@@ -168,8 +170,9 @@ class _StreamingGP(base.Estimator):
     ) -> None:
         check.check_positive_int(num_inducing, "num_inducing")
         check.check_positive_int(batch_size, "batch_size")
-        is_finite = check.is_number(absent) and math.isfinite(absent or 0)
-        if absent is not None and not is_finite:
+        if absent is not None and not (
+            check.is_number(absent) and math.isfinite(absent)
+        ):
             raise ArgumentError(
                 f"absent is {absent!r}; expected a number, or None for the mean of a "
                 "feature so far."
