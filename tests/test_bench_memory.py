@@ -348,7 +348,8 @@ def test_the_same_storage_stands_beside_the_default() -> None:
 def test_remarks_name_what_is_missing_and_what_went_wrong() -> None:
     rows = [row("bike", variant, 1.0, 1.0) for variant in [BATCH, *VARIANTS]]
     text = tables.remarks(rows)
-    assert "Not run yet: pseudo-periodic M=100 (batch SGPR, default," in text
+    assert "Not run yet: pseudo-periodic M=100, pseudo-periodic M=200, audio" in text
+    assert "terrain OS and kin40k (batch SGPR, default, memory M," in text
     assert "bike" not in text and "plateau" not in text and "failed" not in text
     rows[0]["converged"], rows[1]["failure"] = False, "gone"
     rows[2]["version"] = "2"

@@ -5,6 +5,7 @@ import configparser
 import importlib.metadata
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -114,6 +115,23 @@ def test_constraints_pin_every_package_setup_cfg_names() -> None:
     constraints = (ROOT / "scripts/constraints.txt").read_text(encoding="utf-8")
     pinned = set(re.findall(r"^([\w-]+)==\S+$", constraints, re.MULTILINE))
     assert named - pinned == set()
+
+
+SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_is_a_few_lines_and_its_help_runs_nothing(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 10
+    if "__main__" in source:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(path), run_name="__main__")
+        assert ended.value.code == 0 and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["scripts/demo", "scripts/test"])

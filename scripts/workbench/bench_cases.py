@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from workbench import streams
 from workbench.common import positive
+from workbench.pages import listed
 from workbench.results import Jobs, Row
 from workbench.streams import Stream
 
@@ -102,11 +103,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def not_run(
     rows: list[Row], column: str, methods: Iterable[str], names: Iterable[str] = CASES
 ) -> str:
-    """The methods, by stream, that have no row yet."""
+    """Streams, and in brackets the methods that have no row yet."""
     done, methods = {(row["stream"], row[column]) for row in rows}, [BATCH, *methods]
-    left = {
-        name: [method for method in methods if (name, method) not in done]
-        for name in names
-    }
-    parts = [f"{name} ({', '.join(some)})" for name, some in left.items() if some]
+    left: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        some = tuple(method for method in methods if (name, method) not in done)
+        left.setdefault(some, []).append(name)
+    parts = [
+        f"{listed(some)} ({', '.join(what)})" for what, some in left.items() if what
+    ]
     return "; ".join(parts)

@@ -140,8 +140,8 @@ def batch_sentence(every: Contests) -> str:
         f"{share([rmse for rmse, _ in near])}, and with an MLL at most {MARGIN:g} "
         f"below it {share([mll for _, mll in near])}. Trained once, after the last "
         f"datum, batch SGPR takes less time than the whole stream {share(faster)}, and "
-        f"has a lower RMSE as well {share(ahead)}; it is a ceiling and not counted "
-        "above, since it has no prediction before that."
+        f"has a lower RMSE as well {share(ahead)}. It is a ceiling, and not counted "
+        "above: it predicts nothing before that."
     )
     if any(budget):
         text += (
@@ -157,7 +157,7 @@ def compare_measured(cells: Cells) -> str:
     if not every:
         return ""
     return paragraphs(
-        "Verdicts on ours:",
+        "How ours compares:",
         verdict_table(every),
         frontier_sentence(every),
         batch_sentence(every),
@@ -183,16 +183,16 @@ def compare_reasons(every: Contests) -> list[str]:
     reasons = []
     if any(missed):
         reasons.append(
-            f"Batch SGPR is not reached {share(missed)}. It moves all inducing points "
-            "with all data at hand. A stream chooses points as data come: what it "
-            "gives up for lack of points it cannot have back. We read the difference "
-            "as the price of that."
+            f"Ours falls short of batch SGPR {share(missed)}. Batch SGPR moves all "
+            "inducing points with all data at hand. A stream chooses points as data "
+            "arrive, and cannot recover what it gave up for lack of points. We read "
+            "the difference as the price of that."
         )
     if any(below_noise):
         reasons.append(
-            f"RMSE is further off {share(below_noise)} in which it is less than a "
-            "tenth of the noise that the model assumes. The floor of that noise is "
-            "GPyTorch's, and the bound does not care about errors so far below it."
+            f"The RMSE is off by more, but less than a tenth of the noise that the "
+            f"model assumes, {share(below_noise)}. GPyTorch sets the floor of that "
+            "noise, and errors so far below it hardly change the bound."
         )
     if ratios and min(ratios) > 1:
         reasons.append(
@@ -203,8 +203,8 @@ def compare_reasons(every: Contests) -> list[str]:
     if any(stopped):
         reasons.append(
             "Online conditioning, which the paper does not have, keeps every point "
-            f"after the first batch. It stopped early {share(stopped)} and predicts "
-            "from what it had."
+            f"after the first batch. It stopped early {share(stopped)}, and from then "
+            "on predicts from what it had."
         )
     if without_svi:
         reasons.append(f"SVI was not run with M={listed(without_svi)}, to save time.")
@@ -228,19 +228,19 @@ def timeseries_differences(cells: Cells) -> str:
     ran = with_methods(every, OURS).values()
     behind = any(dominators(contest, s) for contest in ran for s in SCORES)
     verdict = (
-        "The claim does not hold in every setting, see the last columns of the table "
-        "of verdicts."
+        "The claim does not hold in every setting: see the last columns of the first "
+        "table."
         if behind
         else "The claim holds: ours is on the frontier in every setting."
     )
     return bullets(
         verdict if ran else "",
         *compare_reasons(every),
-        "One run each. Where inducing points are used up, roundings of the targets "
-        "decide which ones a stream has, and with them how it ends: the table of "
-        "policies in [benchmarks](benchmarks.md) has the range of several.",
-        "The audio signal is not the paper's. Seconds are those of another machine and "
-        "other code; only their order can be compared.",
+        "One run each. Once inducing points are used up, rounding errors in the "
+        "targets decide which ones a stream keeps, and so how it ends; the table of "
+        "policies in [benchmarks](benchmarks.md) has the range over several.",
+        "The audio signal is not the paper's. Seconds come from another machine and "
+        "other code, so only their order can be compared.",
     )
 
 
@@ -282,17 +282,17 @@ def terrain_differences(cells: Cells) -> str:
     elif all(higher):
         verdict = (
             "The paper's model was behind the windowed models in MLL; ours is ahead. "
-            "It differs in three ways. One noise is shared by all data, so that what "
-            "early batches took for noise can be revised. Inducing points are chosen "
-            "anew among old ones and new data, by what each is worth to the bound. "
-            "Each input has a lengthscale. We did not separate their effects."
+            "It differs in three ways: all data share one noise, so that what early "
+            "batches took for noise can be revised; inducing points are chosen anew "
+            "among old ones and new data, by what each is worth to the bound; each "
+            "input has a lengthscale. We did not separate their effects."
         )
     else:
         verdict = (
-            "As in the paper, windowed models are not beaten in MLL everywhere. A "
-            "window is followed closely, and outside of it the prediction is the "
-            "prior, which is wide and therefore cheap; ours has the same inducing "
-            "points for all it has seen. This is how we read it, without a test of it."
+            "As in the paper, ours does not beat the windowed models in MLL "
+            "everywhere. They follow their window closely, and outside of it predict "
+            "the prior, which is wide and so costs little; ours has the same inducing "
+            "points for all it has seen. That is our reading; we did not test it."
         )
     same = any("OS" in setting.data for setting in every)
     return bullets(

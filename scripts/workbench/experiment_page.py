@@ -57,7 +57,7 @@ def toy_measured(cells: Cells) -> str:
     ratio = number(max(each.ratio for each in to_batch), ".3f")
     difference = number(min(each.difference for each in to_batch), "+.4f")
     return paragraphs(
-        "Beside batch SGPR with the same budget of inducing points:",
+        "Against batch SGPR with the same budget of inducing points:",
         markdown(rows),
         f"At worst, a stream ends with {ratio} times its RMSE, and with an MLL that "
         f"differs by {difference}.",
@@ -76,8 +76,8 @@ def toy_differences(cells: Cells) -> str:
         f"its MLL: {'; '.join(far)}."
         if far
         else "We agree: in order or shuffled, every stream ends near the batch model.",
-        "The series is a draw from a GP, not the paper's. The library decides itself "
-        "how many of the inducing points allowed it needs.",
+        "The series is a draw from a GP, not the paper's. The library itself decides "
+        "how many of the allowed inducing points it uses.",
     )
 
 
@@ -97,9 +97,9 @@ def alpha_measured(cells: Cells) -> str:
     ]
     return paragraphs(
         "Mean ± standard error over random halves of the series. The MLL over the "
-        "stream is its mean over batches, gaps are those between neighbouring inducing "
-        "points at the end. Forms with a number only are the paper's; in the last one "
-        "all data share one noise, the default here.",
+        "stream is its mean over batches; gaps are those between neighbouring inducing "
+        "points at the end. Rows with a number alone have the paper's form; in the "
+        "last one all data share one noise, the default here.",
         markdown(rows),
         order_sentence(paper_forms(cells)),
         clump_sentence(paper_forms(cells)),
@@ -234,7 +234,7 @@ def _shared_noise(shared: Splits, paper: Splits) -> str:
     return (
         "In the paper's form each batch keeps the noise that it had when it came. "
         f"Where {size} inducing points no longer suffice, what they cannot follow has "
-        "to be noise, but that of the past is not to be revised: at α = 0 the MLL "
+        "to be noise, but the noise of past batches is fixed: at α = 0 the MLL "
         f"falls from {number(highest.mean, '.2f')}, where it is highest, to "
         f"{number(over(paper, lambda row: row['MLL']).mean, '.2f')} at the end. With "
         f"one noise shared by all data it is {gain} higher at the end."
@@ -316,8 +316,8 @@ def memory_measured(cells: Cells) -> str:
     return paragraphs(
         "Peak of the resident memory above what the process held before, each method "
         "in a process of its own. The last column is the median of the peaks in the "
-        "second half of the stream over that in the first, without two batches at the "
-        "start, while inducing points are added.",
+        "second half of the stream over that in the first, leaving out the first two "
+        "batches, in which inducing points are added.",
         markdown(rows),
         memory_sentence(cells),
     )
@@ -362,10 +362,10 @@ def memory_differences(cells: Cells) -> str:
     return bullets(
         "We agree: our peak is the smallest."
         if peak <= min(others)
-        else f"The smallest peak is {min(others) / peak:.2f} times ours. It is a "
-        "matter of the sizes chosen: gradients need some copies of M x (M + batch) "
-        "numbers here, of window x window in an exact GP, of M x window in a windowed "
-        "sparse model."
+        else f"The smallest peak is {min(others) / peak:.2f} times ours. That depends "
+        "on the sizes chosen: gradients need some copies of M x (M + batch) numbers "
+        "here, of window x window in an exact GP, of M x window in a windowed sparse "
+        "model."
     )
 
 

@@ -25,12 +25,14 @@ class Results:
         conditions: What cells depend on besides their names, see
             :func:`experiments.conditions`; empty if there is no file.
         kept: All cells in the file, by name.
+        versions: Of the library, that made them.
     """
 
     def __init__(self, experiment: str, out: Path) -> None:
         self.experiment, self.path = experiment, out / f"{experiment}.json"
         self.conditions: Row = {}
         self.kept: dict[str, Row] = {}
+        self.versions: set[str] = set()
         if self.path.exists():
             header, rows = results.read(self.path)
             names = list(conditions(experiment, Settings()))
@@ -42,6 +44,8 @@ class Results:
                 )
             self.conditions = {name: header[name] for name in names}
             self.kept = {row["cell"]: row for row in rows}
+            made = header[results.LIBRARY]
+            self.versions = {row.get("version", made) for row in rows} or {made}
 
     @property
     def table(self) -> Table:

@@ -9,10 +9,11 @@ tests run them and compare the page with what they raise now.
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "inputs.md"
+from workbench.common import DOCS, new_parser
+
+PAGE = DOCS / "inputs.md"
 
 SETUP = """\
 import torch
@@ -371,7 +372,8 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Write the page."""
+    new_parser(__doc__).parse_args(arguments)
     PAGE.write_text(page(), encoding="utf-8")
     print(f"wrote {PAGE}")

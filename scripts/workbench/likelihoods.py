@@ -10,7 +10,6 @@ is ``scripts/reproduce.py banana``.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -31,6 +30,7 @@ from gpytorch.mlls import VariationalELBO
 from torch import Tensor
 
 from torch_ssgp import StreamingGP
+from workbench.common import new_parser
 from workbench.running import Batches, wrong_labels
 from workbench.streams import banana
 from workbench.uncollapsed import SVGP
@@ -250,11 +250,11 @@ TABLES = {
 }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Print the tables that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser(__doc__)
     parser.add_argument("tables", nargs="*", metavar=f"{{{','.join(TABLES)}}}")
-    names = parser.parse_args().tables or list(TABLES)
+    names = parser.parse_args(arguments).tables or list(TABLES)
     if unknown := set(names) - set(TABLES):
         parser.error(f"no table {sorted(unknown)}; there are {list(TABLES)}")
     torch.set_num_threads(1)

@@ -59,9 +59,9 @@ class Section(NamedTuple):
 
 
 RACE = (
-    "A dot for every batch, a star at the end of the stream, of a size for each method "
-    "so that none is hidden. Heights of MLL are logarithms of the distance to the "
-    "best, so that small differences show."
+    "Dots are batches, stars the end of the stream; stars differ in size so that none "
+    "hides another. The scale of MLL is logarithmic in the distance to the best, so "
+    "that small differences show."
 )
 SECTIONS = {
     "toy": Section(
@@ -69,8 +69,8 @@ SECTIONS = {
         "Updated batch by batch, the model follows new data, keeps what it knew of old "
         "data, and ends about where batch inference ends; for data in order and "
         "shuffled, for the variational bound (VFE, α = 0) and for Power-EP (α = 0.5).",
-        "New data are black, data before grey; line and band are the mean and two "
-        "standard deviations of targets, ticks inducing points.",
+        "New data are black, earlier data grey; line and band show the mean and two "
+        "standard deviations of the targets, ticks the inducing points.",
         toy_measured,
         toy_differences,
     ),
@@ -78,8 +78,8 @@ SECTIONS = {
         "The power of Power-EP",
         "As data arrive, small α predicts best, VFE among the best; with large α "
         "inducing points clump, and the summary holds less.",
-        "Left: bands are one standard error; heights are logarithms of the distance to "
-        "the best, so that small differences show. Right: gaps between neighbouring "
+        "Left: bands are one standard error; the scale is logarithmic in the distance "
+        "to the best, so that small differences show. Right: gaps between neighbouring "
         "inducing points at the end, all splits together.",
         alpha_measured,
         alpha_differences,
@@ -122,8 +122,8 @@ SECTIONS = {
         "In order or shuffled, decision boundaries come close to those of the batch "
         "model. From left to right, from right to left and in random order, the error "
         "at the end is about the same.",
-        "The line is where both classes are as likely; new data are bright, data "
-        "before pale.",
+        "The line is where both classes are equally likely; new data are bright, "
+        "earlier data pale.",
         banana_measured,
         banana_differences,
     ),
@@ -131,8 +131,8 @@ SECTIONS = {
         "Equivalence with batch inference",
         "With hyperparameters and inducing points fixed, streaming is batch VFE; with "
         "inducing points at the data, it is the exact GP.",
-        "Thick lines are batch inference, dashes the stream on top of them: means and "
-        "two standard deviations of the function.",
+        "Thick lines are batch inference, dashed lines the stream on top of them: "
+        "means and two standard deviations of the function.",
         equivalence_measured,
         equivalence_differences,
     ),
@@ -151,22 +151,23 @@ python scripts/reproduce.py report --out DIR  # writes this page
 ```
 
 RMSE is the root mean squared error, MLL the mean log density of test targets with their
-noise, both in units of scaled targets. During a stream they are taken on up to
-{max_test:,} of the test points that the stream has come past, at the end on all test
-points. Seconds are processor time of one thread, training and testing of all batches
-so far. All methods have the same kernel. All but batch SGPR, which begins with all
+noise, both in units of the scaled targets. During a stream they are computed on up to
+{max_test:,} test points in the range seen so far, at the end on all test points.
+Seconds are CPU time on one thread, for training and testing on all batches so far. All
+methods have the same kernel. All but batch SGPR, which begins with all
 data, start from the same search on the first batch, and keep what they learned from
 batch to batch:
 
 - streaming: this library with its default policy;
 - windowed GP: an exact GP on the last points;
 - windowed SGPR: collapsed sparse regression on the last points, by the same code;
-- SVI: stochastic variational inference at learning rates {rates}; shown is the rate
+- SVI: stochastic variational inference at learning rates {rates}; tables show the rate
   with the lowest RMSE at the end. Its inducing points start spread over the range of
   the whole stream, a head start;
 - online conditioning: GPyTorch's `get_fantasy_model`, hyperparameters from the first
-  batch, with two repairs without which it is far worse: q is the best one, and
-  predictions find the mean that conditioning computed (see `scripts/baselines.py`);
+  batch, with two repairs, without which it is far worse: q is the optimal one, and
+  predictions use the mean that conditioning computed (see
+  `scripts/workbench/uncollapsed.py`);
 - batch SGPR: all data at once, the ceiling.
 
 Their budgets:
@@ -212,6 +213,12 @@ def budget_table(found: dict[str, Results]) -> str:
     return markdown(rows)
 
 
+def version_sentence(found: dict[str, Results]) -> str:
+    """Which versions of the library made the files."""
+    versions = sorted({each for results in found.values() for each in results.versions})
+    return f"Made with torch_ssgp {listed(versions)}." if versions else ""
+
+
 def time_sentence(found: dict[str, Results]) -> str:
     """How long it took, if all cells know."""
     minutes = {
@@ -222,7 +229,7 @@ def time_sentence(found: dict[str, Results]) -> str:
     if not minutes or math.isnan(total):
         return ""
     parts = [f"{name} {part:,.1f}" for name, part in minutes.items()]
-    return f"Minutes of one processor: {listed(parts)}; {total:,.1f} in all."
+    return f"CPU minutes: {listed(parts)}; {total:,.1f} in all."
 
 
 def introduction(folder: str, found: dict[str, Results]) -> str:
@@ -237,6 +244,7 @@ def introduction(folder: str, found: dict[str, Results]) -> str:
             rates=listed([f"{rate:g}" for rate in contests.RATES]),
             budgets=budget_table(found),
         ),
+        version_sentence(found),
         time_sentence(found),
         "**Tiny versions** (`--quick`), whose numbers prove no more than that all "
         f"runs: {listed(quick)}."

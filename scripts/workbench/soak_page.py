@@ -68,15 +68,15 @@ One `StreamingGP` (float64, {report["num_dims"]} inputs, default policy, at most
 {report["num_inducing"]} inducing points) goes through a stream that is hard on purpose.
 Every {report["regime"]} updates the function changes, the inputs move to a new range,
 y grows or shrinks by a factor of 1,000, or the noise stops. Batches have 1 to 20
-points: {_counts(report["batches"])}. An outlier is {OUTLIER:g} standard deviations of
-the noise off. Hyperparameters are learned in the first twentieth of a regime by every
-update, then by every eighth, mostly in 4 Adam steps; some updates take none or 20,
-L-BFGS, a trust region, or move inducing points.
+points: {_counts(report["batches"])}. Outliers are off by {OUTLIER:g} standard
+deviations of the noise. In the first twentieth of a regime every update learns
+hyperparameters, then every eighth, mostly in 4 steps of Adam. Some updates take 0 or 20
+steps, use L-BFGS or a trust region, or move inducing points.
 
 {markdown(verdicts(report))}
 
 An update took {1e3 * seconds["median"]:.0f} ms of CPU time in the median,
-{1e3 * seconds["mean"]:.0f} ms in the mean, on a machine that had other work as well.
+{1e3 * seconds["mean"]:.0f} ms in the mean.
 
 ## Memory
 
@@ -86,13 +86,13 @@ After `gc.collect()`:
 
 ## Against a batch model of the present regime
 
-At the end of every regime: error of the mean at {NUM_TEST} points of the present range
-against the function without noise, beside a new model with the same budget that gets
-the last 200 data of the regime at once. Errors and learned noise are in units of the
-standard deviation of the function, the lengthscale is the one learned over the true
-one, all columns are medians over regimes; the true noise is {NOISE:g} or 0, outliers
-not counted. A regime has recovered at the first look, one every 5 updates, at which
-the error is at most {RECOVERED:g} times that of the batch model.
+At the end of every regime, the mean at {NUM_TEST} points of the present range is
+compared with the function without noise, and with a new model of the same budget that
+gets the last 200 data of the regime at once. Errors and learned noise are in units of
+the standard deviation of the function; `lengthscale` is the learned one over the true
+one. All columns are medians over regimes. The true noise is {NOISE:g} or 0, outliers
+not counted. A regime has recovered as soon as the error is at most {RECOVERED:g} times
+that of the batch model, at a look every 5 updates.
 
 {markdown(accuracy(report["regimes"]))}
 
@@ -205,8 +205,8 @@ def reading(report: Row) -> str:
     parts = [
         f"Recovered: {recovery(regimes)} regimes.",
         "With `forget=1` all data ever seen count, as they should if there is one "
-        "function and one noise. Where a stream contradicts its past, the past is "
-        "explained as noise, which is shared by all data. " + forgetting(regimes),
+        "function and one noise. Where a stream contradicts its past, the model takes "
+        "the past for noise, which all data share. " + forgetting(regimes),
         "With `forget` the past fades by that factor per update. What was 1,000 times "
         "larger has 10⁶ times the variance, and takes ln 10⁶ / ln(1 / forget) updates "
         f"to fade: {_fading(0.9):.0f} at 0.9, {_fading(0.8):.0f} at 0.8.",
@@ -276,14 +276,14 @@ def collapse(report: Row) -> str:
     if recovery(report["regimes"]).most or not few or _median(ratios) < 10:
         return ""
     return (
-        "How we read the slow recovery, without a test of it: while the noise of a "
-        "larger past hides the function, nothing says what its hyperparameters are: "
-        "the lengthscale drifts upwards, and inducing points that seem to be of no "
-        "use are dropped. When the noise has faded, both have to come back, from "
-        "batches of few points, each of which says little about a lengthscale. That "
-        "takes longer than a regime lasts here, and the regimes after it suffer as "
-        "well; it is the weakest spot that this run shows. After a fall of that size a "
-        "new model is the better choice: the batch model beside it is one."
+        "How we read the slow recovery; we did not test it. While the noise of a "
+        "larger past hides the function, nothing determines its hyperparameters: the "
+        "lengthscale drifts upwards, and inducing points that seem useless are "
+        "dropped. When the noise has faded, both have to come back, from batches of "
+        "few points, each of which says little about a lengthscale. That takes longer "
+        "than a regime lasts here, and the next regimes suffer as well. It is the "
+        "weakest spot that this run shows. After a fall of that size, start a new "
+        "model, as the batch model does."
     )
 
 

@@ -1,28 +1,21 @@
 """Streams from a formula: draws from Gaussian processes, with noise.
 
-Arguments that all of them share:
-
-* ``batch``: size of every batch,
-* ``width``: of the range of inputs,
-* ``noise``: standard deviation,
-* ``seed``: of function, inputs and noise,
-* ``num_batches``: only so many batches,
-* ``num_test``: number of test rows, uniform over the range.
-
-Functions have lengthscale 1 and variance 1; nothing is scaled further.
+Functions have lengthscale 1 and variance 1; nothing is scaled further. ``seed`` is that
+of function, inputs and noise. Test inputs are uniform over the range.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from workbench.streams.stream import Stream, generator
 
-Function = Callable[[Tensor], Tensor]
+NOISE = 0.1  # standard deviation
 
 
 def growing_range(
@@ -30,7 +23,6 @@ def growing_range(
     batch: int = 100,
     *,
     width: float = 2.0,
-    noise: float = 0.1,
     seed: int = 0,
     num_batches: int | None = None,
     num_test: int = 1_000,
@@ -40,108 +32,75 @@ def growing_range(
     The function is as irregular at the end as at the start, so the inducing points
     needed grow with the range. The test set covers that of the batches kept.
     """
-    return _sweep(
-        "growing_range",
-        range(factor),
-        f"range grows {len(range(factor)[:num_batches])}-fold",
-        batch=batch,
-        width=width,
-        noise=noise,
-        seed=seed,
-        num_batches=num_batches,
-        num_test=num_test,
+    kept = len(range(factor)[:num_batches])
+    notes = f"range grows {kept}-fold"
+    stream = _sweep(
+        "growing_range", range(factor), batch, width, seed, num_test, kept, notes
     )
+    return replace(stream, batches=stream.batches[:kept])
 
 
 def revisiting(
     passes: int = 50,
     batch: int = 100,
     *,
-    batches_per_pass: int = 2,
-    width: float = 10.0,
-    noise: float = 0.1,
     seed: int = 0,
     num_batches: int | None = None,
     num_test: int = 1_000,
 ) -> Stream:
-    """The same range from left to right, again and again; the test set covers it."""
-    return _sweep(
-        "revisiting",
-        [part for _ in range(passes) for part in range(batches_per_pass)],
-        f"{batches_per_pass} batches a pass",
-        batch=batch,
-        width=width / batches_per_pass,
-        noise=noise,
-        seed=seed,
-        num_batches=num_batches,
-        num_test=num_test,
-        tested=batches_per_pass,
+    """The range [0, 10] in two batches from left to right, again and again."""
+    stream = _sweep(
+        "revisiting", [0, 1] * passes, batch, 5.0, seed, num_test, 2, "2 batches a pass"
     )
+    return replace(stream, batches=stream.batches[:num_batches])
 
 
 def repeated_iid(
     batches: int = 200,
     batch: int = 50,
     *,
-    width: float = 10.0,
-    noise: float = 0.1,
     seed: int = 0,
     num_batches: int | None = None,
-    num_test: int = 1_000,
 ) -> Stream:
-    """Batches alike: nothing changes, so nothing may drift."""
-    return _sweep(
-        "repeated_iid",
-        [0] * batches,
-        "iid",
-        batch=batch,
-        width=width,
-        noise=noise,
-        seed=seed,
-        num_batches=num_batches,
-        num_test=num_test,
-    )
+    """Batches alike, on [0, 10]: nothing changes, so nothing may drift."""
+    stream = _sweep("repeated_iid", [0] * batches, batch, 10.0, seed, 1_000, 1, "iid")
+    return replace(stream, batches=stream.batches[:num_batches])
 
 
 def drift(
     batches: int = 40,
     batch: int = 50,
     *,
-    turn: float = 0.5,
-    width: float = 6.0,
-    noise: float = 0.1,
+    noise: float = NOISE,
     seed: int = 0,
     num_batches: int | None = None,
     num_test: int = 300,
 ) -> Stream:
-    r"""A function that changes over time while its inputs stay in one range.
+    r"""A function that changes over time while its inputs stay in [0, 6].
 
-    .. math:: f_t(x) = \cos(2\pi c\,t) f_0(x) + \sin(2\pi c\,t) f_1(x)
+    .. math:: f_t(x) = \cos(\pi t) f_0(x) + \sin(\pi t) f_1(x)
 
     for two independent draws :math:`f_0, f_1` from the same GP and t from 0 at the
-    first batch to 1 at the last: at any time it looks alike, but after half a turn
-    (``turn``, c = 0.5) it is :math:`-f_0`, and all that was learned at the start is
-    wrong. The stream has ``test_batches``; its test set is as of the last batch kept.
+    first batch to 1 at the last: at any time it looks alike, but in the end it is
+    :math:`-f_0`, and all that was learned at the start is wrong. The stream has
+    ``test_batches``; its test set is as of the last batch kept.
     """
     gen = generator(seed)
     f_0, f_1 = gp_draw(gen), gp_draw(gen)
 
-    def at_batch(k: int) -> Function:
-        angle = 2 * math.pi * turn * k / max(batches - 1, 1)
-        return lambda x: math.cos(angle) * f_0(x) + math.sin(angle) * f_1(x)
+    def draw(k: int, num: int) -> tuple[Tensor, Tensor]:
+        angle = math.pi * k / max(batches - 1, 1)
+        x = _uniform(num, gen) * 6.0
+        f = math.cos(angle) * f_0(x) + math.sin(angle) * f_1(x)
+        return x, with_noise(f, noise, gen)
 
-    parts, tests = [], []
-    for k in range(batches):
-        parts.append(_observed(at_batch(k), _uniform(batch, gen) * width, noise, gen))
-        tests.append(
-            _observed(at_batch(k), _uniform(num_test, gen) * width, noise, gen)
-        )
-    parts, tests = parts[:num_batches], tests[:num_batches]
+    pairs = [(draw(k, batch), draw(k, num_test)) for k in range(batches)]
+    parts, tests = map(list, zip(*pairs[:num_batches], strict=True))
     return Stream(
         "drift",
         parts,
         *tests[-1],
-        notes=f"{turn} turns over {batches} batches; noise std {noise}",
+        notes=f"half a turn over {batches} batches; noise std {noise}",
         test_batches=tests,
     )
 
@@ -151,7 +110,7 @@ def gp_draw(
     num_inputs: int = 1,
     lengthscale: float = 1.0,
     features: int = 500,
-) -> Function:
+) -> Callable[[Tensor], Tensor]:
     """A draw from a GP (RBF, variance 1) by random Fourier features.
 
     Args:
@@ -182,40 +141,23 @@ def with_noise(f: Tensor, noise: float, gen: torch.Generator) -> Tensor:
 def _sweep(
     name: str,
     places: Sequence[int],
-    notes: str,
-    *,
     batch: int,
     width: float,
-    noise: float,
     seed: int,
-    num_batches: int | None,
     num_test: int,
-    tested: int | None = None,
+    tested: int,
+    notes: str,
 ) -> Stream:
-    """One batch in ``[p, p + 1] * width`` for every place p.
-
-    Tests are in ``[0, tested] * width``; by default up to the last place kept.
-    """
+    """A batch in ``[p, p + 1] * width`` for every place; tests up to ``tested``."""
     gen = generator(seed)
     function = gp_draw(gen)
-    batches = [
-        _observed(function, (place + _uniform(batch, gen)) * width, noise, gen)
-        for place in places
-    ]
-    reach = width * (tested or 1 + places[:num_batches][-1])
-    return Stream(
-        name,
-        batches[:num_batches],
-        *_observed(function, _uniform(num_test, gen) * reach, noise, gen),
-        notes=f"{notes}; lengthscale 1, noise std {noise}",
-    )
 
+    def draw(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, with_noise(function(x), NOISE, gen)
 
-def _observed(
-    function: Function, x: Tensor, noise: float, gen: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Inputs ``(n, 1)`` with noisy values ``(n,)`` of a function."""
-    return x, with_noise(function(x), noise, gen)
+    batches = [draw((place + _uniform(batch, gen)) * width) for place in places]
+    test = draw(_uniform(num_test, gen) * (width * tested))
+    return Stream(name, batches, *test, notes=f"{notes}; noise std {NOISE}")
 
 
 def _uniform(n: int, gen: torch.Generator) -> Tensor:

@@ -7,8 +7,7 @@ Arguments that most of them share:
   input, test rows beyond the last input seen are dropped too: they would only measure
   extrapolation,
 * ``thin``: every ``thin``-th training row, before batches are formed,
-* ``max_test``: at most so many test rows, evenly spaced,
-* ``data_dir``: where a file is.
+* ``max_test``: at most so many test rows, evenly spaced.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from torch import Tensor
 from workbench.streams.stream import Stream, cut, evenly, generator, moments
 
 SHIPPED = Path(__file__).resolve().parents[2] / "data"
-SHIPPED_HINT = "take it from scripts/data of the repository"
 
 # r_3 .. r_7 of the ten columns of UCI data set 136, "Pseudo Periodic Synthetic Time
 # Series". The numbers were drawn at random when the file was made; these give it back.
@@ -64,8 +62,6 @@ UCI_SOURCES = {
     + "; or, for the usual splits, "
     + _UCI_DATASETS.format(name="elevators"),
     "kin40k": _UCI_DATASETS.format(name="kin40k"),
-    "protein": _UCI_DATASETS.format(name="protein"),
-    "skillcraft": _UCI_DATASETS.format(name="skillcraft"),
 }
 
 
@@ -93,8 +89,6 @@ def pseudo_periodic_values(column: int = 1, steps: int = 24_000) -> Tensor:
 
 
 def pseudo_periodic(
-    column: int = 1,
-    steps: int = 24_000,
     first: int = 1_000,
     batch: int = 300,
     *,
@@ -105,15 +99,14 @@ def pseudo_periodic(
 ) -> Stream:
     """The paper's pseudo-periodic series: even steps train, odd steps test.
 
-    ``column`` is that of the UCI file, 1 to 10, ``steps`` the length before the split.
     With ``split``, a seed, a random half of the steps trains in place of every second.
     """
-    series = pseudo_periodic_values(column, steps)
-    is_train = torch.arange(steps) % 2 == 0
+    series = pseudo_periodic_values()
+    is_train = torch.arange(len(series)) % 2 == 0
     if split is not None:
         is_train[:] = False
-        is_train[torch.randperm(steps, generator=generator(split))[::2]] = True
-    name = f"pseudo_periodic_{column}"
+        is_train[torch.randperm(len(series), generator=generator(split))[::2]] = True
+    name = "pseudo_periodic"
     return _time_series(
         name, series, is_train, first, batch, num_batches, thin, max_test
     )
@@ -123,7 +116,6 @@ def audio(
     first: int = 1_000,
     batch: int = 300,
     *,
-    data_dir: str | Path | None = None,
     num_batches: int | None = None,
     thin: int = 1,
     max_test: int | None = None,
@@ -131,10 +123,9 @@ def audio(
     """A speech signal at baseband, 18,000 samples: even train, odd test.
 
     Loud and silent parts alternate: after scaling by the first batch, the standard
-    deviation of a batch of 300 is anything from 0.03 to 3.3. The file is shipped.
+    deviation of a batch of 300 is anything from 0.03 to 3.3.
     """
-    file = _file(data_dir or SHIPPED, "audio_baseband.npy", SHIPPED_HINT)
-    series = torch.from_numpy(np.load(file)).double()
+    series = torch.from_numpy(np.load(SHIPPED / "audio_baseband.npy")).double()
     is_train = torch.arange(len(series)) % 2 == 0
     return _time_series(
         "audio", series, is_train, first, batch, num_batches, thin, max_test
@@ -195,9 +186,6 @@ def uci(
     batch: int = 500,
     *,
     split: int = 0,
-    num_batches: int | None = None,
-    thin: int = 1,
-    max_test: int | None = None,
 ) -> Stream:
     """A UCI regression set as a stream that is far from iid.
 
@@ -211,9 +199,6 @@ def uci(
         data_dir: Where ``uci_<name>.npz`` is.
         batch: Size of every batch.
         split: Column of the file's test mask.
-        num_batches: Only so many batches; in order of time all test rows stay.
-        thin: Every ``thin``-th training row.
-        max_test: At most so many test rows.
     """
     if name not in UCI_SOURCES:
         raise ValueError(f"name is {name!r}; expected one of {sorted(UCI_SOURCES)}.")
@@ -228,7 +213,7 @@ def uci(
             # Ties keep the order of the file, so the stream is the same everywhere.
             order = x[:, 0].argsort(stable=True)
     x, y, is_test = x[order], y[order], is_test[order]
-    centre, scale = moments(x[~is_test][::thin])
+    centre, scale = moments(x[~is_test])
     arrival = "time" if by_time else "the first input"
     return cut(
         name,
@@ -237,9 +222,6 @@ def uci(
         ~is_test,
         first=batch,
         batch=batch,
-        num_batches=num_batches,
-        thin=thin,
-        max_test=max_test,
         ordered=not by_time,
         notes=f"in order of {arrival}; x standardised by the training set, y by the "
         "first batch",
@@ -251,8 +233,6 @@ def banana(
     seed: int = 0,
     batches: int = 10,
     *,
-    data_dir: str | Path | None = None,
-    num_batches: int | None = None,
     max_test: int | None = None,
 ) -> Stream:
     """The banana classification data, labels 0 and 1, 400 train and 4,900 test.
@@ -264,12 +244,10 @@ def banana(
             or ``"random"``.
         seed: Seed of the random order.
         batches: Number of batches.
-        data_dir: Where ``banana_train_rows.csv`` is, if not where it is shipped.
-        num_batches: Only so many of the batches; all test rows stay.
         max_test: At most so many test rows.
     """
     datasets = _optional("river.datasets", "river")
-    file = _file(data_dir or SHIPPED, "banana_train_rows.csv", SHIPPED_HINT)
+    file = SHIPPED / "banana_train_rows.csv"
     rows = torch.from_numpy(np.loadtxt(file, dtype=int))
     pairs = [([row["1"], row["2"]], float(y)) for row, y in datasets.Bananas()]
     x, y = (
@@ -292,7 +270,7 @@ def banana(
     kept = evenly(int(is_test.sum()), max_test)
     return Stream(
         name=f"banana_{order}",
-        batches=list(zip(*parts, strict=True))[:num_batches],
+        batches=list(zip(*parts, strict=True)),
         x_test=x[is_test][kept],
         y_test=y[is_test][kept],
         notes=f"{order}, {batches} batches; labels 0 and 1",

@@ -86,11 +86,11 @@ def cut(
     *,
     first: int,
     batch: int,
-    num_batches: int | None,
-    thin: int,
-    max_test: int | None,
     ordered: bool,
     notes: str,
+    num_batches: int | None = None,
+    thin: int = 1,
+    max_test: int | None = None,
 ) -> Stream:
     """A stream of rows: batches, y scaled by the first, and the test rows they reach.
 
@@ -101,12 +101,12 @@ def cut(
         is_train: ``(n,)``, which rows train; the others test.
         first: Size of the first batch.
         batch: Size of the following batches.
-        num_batches: Only so many batches.
-        thin: Every ``thin``-th training row.
-        max_test: At most so many test rows, evenly spaced.
         ordered: Whether rows arrive in order of their first input; test rows beyond
             the last batch are then dropped.
         notes: How it was scaled.
+        num_batches: Only so many batches.
+        thin: Every ``thin``-th training row.
+        max_test: At most so many test rows, evenly spaced.
     """
     x_test, y_test = x[~is_train], y[~is_train]
     batches = split_rows(x[is_train][::thin], y[is_train][::thin], first, batch)
