@@ -64,13 +64,21 @@ HOST_CHECKS = {
     "update.initialization._untouched": "whether a hyperparameter was set",
     "update.initialization._search": "which start is the best",
     "update.site_initialization._search": "which start is the best",
-    "inducing.GreedyPolicy._take": "how many points are useful, every ten points",
+    "inducing.GreedyPolicy._take": "how many points are useful, after every block",
     "inducing.AdaptiveBudget.__call__": "how many points are needed",
     "inducing.AdaptiveBudget.revise": "whether more points are needed",
     "inducing.merge_duplicates": "whether points coincide",
     "models.StreamingGP._warn_of_losses": "whether to warn",
     "core.StreamingCore.jitter": "the jitter",
-    "update.learning.Update.__init__": "the number of updates and of data so far",
+    "update.learning.Update.remember": "the number of updates and of data so far",
+    "update.learning.Update.pays": "whether to learn",
+    "update.learning.Update.has_changed": "whether points are still right",
+    "update.learning.Judged.of": "whether anything is to be forgotten",
+    "update.learning.Judged.alarm": "whether anything is to be forgotten",
+    "update.learning._learn": "whether anything is to be forgotten",
+    "update.forgetting.judge": "whether the posterior is finite",
+    "likelihoods.log_predictive": "GPyTorch: whether arguments are valid",
+    "inducing.AdaptiveBudget.extend": "how many points are needed",
     "update.learning.Update.is_first": "whether anything was learned before",
     "update.learning.Update.is_due": "whether a fresh start is due",
     "update.learning.Update.run": "whether the fresh start is better",
@@ -119,6 +127,9 @@ COPIES = {
     "update.initialization._search": "the starts that were tried",
     "update.site_initialization._search": "the starts that were tried",
     "update.site_initialization._robust_variance": "two quantiles",
+    "update.forgetting.judge": "the powers",
+    "update.forgetting.decide": "the powers",
+    "update.learning.Update.run": "one number",
     "update.learning.Update.store": "one flag",
     "memory.buffers": "one flag",
     "memory._rough_kernel": "one kernel, when the memory is compressed",
@@ -500,7 +511,7 @@ def test_e_steps_wait_where_torch_checks_distributions_unless_told_not_to():
         Distribution.set_default_validate_args(__debug__)
 
 
-def test_choosing_points_waits_every_ten_points():
+def test_choosing_points_waits_after_every_block():
     def waits_of(num_inducing):
         def run(model, x, y):
             model.num_inducing = num_inducing
@@ -509,7 +520,8 @@ def test_choosing_points_waits_every_ten_points():
 
         return on_device(run, started(), X, Y).waits
 
-    assert waits_of(20) - waits_of(10) == {"inducing.GreedyPolicy._take": 1}
+    # One point at a time at first; from the 16th on blocks of an eighth.
+    assert waits_of(20) - waits_of(16) == {"inducing.GreedyPolicy._take": 2}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ points. Data walk through the rooms once:
 ``inducing.py``              policies that choose inducing points
 ``update/``                  one update, as a function; its ``__init__.py`` is its tour
 ``modules.py``               where GPyTorch kernels and noises become tensors; jitter
+``kernels.py``               GPyTorch's common kernels as plain tensors
 ``functional.py``            the mathematics, as pure functions of tensors
+``fused.py``                 the bound with its gradient in closed form
 ``summary.py``               ``PosteriorSummary``: the posterior at inducing points
 ``prediction.py``            the posterior at test points
 ``atomic.py``                change modules all at once, or not at all

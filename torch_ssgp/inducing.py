@@ -416,7 +416,7 @@ class AdaptiveBudget(InducingPolicy):
         count = int(needed.sum())
         if count == 0:
             return z
-        if count > FEW:
+        if count > min(FEW, most // 2):
             return self(candidates)
         z = torch.cat(broadcast_matrices(z, x[..., needed, :]), -2)
         while z.size(-2) > most:

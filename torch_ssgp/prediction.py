@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_ssgp import functional as fn
 from torch_ssgp.exceptions import FactorizationError, breakdowns
 from torch_ssgp.functional import Posterior, PseudoObservations
-from torch_ssgp.modules import gram, inducing_gram, lazy_gram
+from torch_ssgp.modules import Opaque, inducing_gram, lazy_gram
 
 
 class Predictor(NamedTuple):
@@ -66,7 +66,8 @@ class Predictor(NamedTuple):
         if z.size(-2) == 0:
             return cls(mean, kernel, likelihood, z, None)
         with breakdowns():
-            L = fn.cholesky(inducing_gram(kernel, z, jitter).K_zz)
+            # By GPyTorch, as the covariance of test points: roundings cancel.
+            L = fn.cholesky(inducing_gram(Opaque(kernel), z, jitter).K_zz)
         posterior = fn.factorize(fn.recall(past, L, mean(z)), s)
         if not bool(torch.isfinite(posterior.c).all()):
             raise FactorizationError(
@@ -83,7 +84,7 @@ class Predictor(NamedTuple):
             return cast_distribution(
                 self.mean(x_s), lazy_gram(self.kernel, x_s), x.dtype
             )
-        K_bs = gram(self.kernel, self.z, x_s)
+        K_bs = Opaque(self.kernel).gram(self.z, x_s)
         shift, A_s, B_s = fn.predictive_terms(self.posterior, K_bs)
         mean = self.mean(x_s) + shift
         covariance = lazy_gram(self.kernel, x_s) + MatmulLinearOperator(A_s.mT, B_s)

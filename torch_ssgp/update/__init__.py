@@ -1,11 +1,12 @@
 """One update of a stream, as a function: what is remembered and learned from new data.
 
-    remember -> choose points -> ascend -> summarise -> compress
+    judge -> remember -> choose points -> ascend -> summarise -> compress
 
 ===========================  ==========================================================
 ``learning.py``              the walk of an update: ``learn``
 ``options.py``               its options: defaults and checks
 ``result.py``                what it reports: ``UpdateResult``, ``Status``
+``forgetting.py``            what the evidence of new data says about the past
 ``objective.py``             the bound, as a function of hyperparameters and points
 ``sites.py``                 the same for likelihoods that are not Gaussian
 ``initialization.py``        hyperparameters to start from

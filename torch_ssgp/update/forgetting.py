@@ -105,7 +105,7 @@ def judge(
     values, Q = torch.linalg.eigh(known_rows)
     b = (Q.mT @ (rows.A @ rows.r.unsqueeze(-1)) / scale).squeeze(-1)
     B = Q.mT @ A_f
-    powers = y.new_tensor(POWERS)
+    powers = torch.tensor(POWERS, dtype=y.dtype, device=y.device)
     known = powers.unsqueeze(-1) * values.clamp_min(0).unsqueeze(-2)  # (*batch, q, m)
     shrunk = powers.unsqueeze(-1) * b.unsqueeze(-2) / (1 + known)
     mean = prior.mean(data.x).unsqueeze(-2) + shrunk @ B  # (*batch, q, n)
@@ -175,5 +175,5 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float) -> Verdict:
     score = doubt + (judgement.gain - judgement.capped)
     score = torch.where(doubt > -math.log(odds), score, -torch.inf)
     best, index = score.max(-1)
-    powers = doubt.new_tensor(POWERS)
+    powers = torch.tensor(POWERS, dtype=doubt.dtype, device=doubt.device)
     return Verdict(torch.where(best > -torch.inf, powers[index], 1.0), doubt)
