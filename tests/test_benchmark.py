@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,15 @@ def test_policies_and_bayesopt_get_their_arguments(
     with pytest.raises(SystemExit, match="0"):
         benchmark.main(["bayesopt", "--help"])
     assert "fantasies" in capsys.readouterr().out
+
+
+def test_a_command_names_the_extra_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "workbench.bench_bayesopt", raising=False)
+    for name in [name for name in sys.modules if name.startswith("botorch")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "botorch.acquisition", None)
+    with pytest.raises(SystemExit, match=r"botorch.*pip install -e '.\[botorch\]'"):
+        benchmark.main(["bayesopt", "--help"])
 
 
 def test_a_gap_does_not_overwrite_the_rows(

@@ -185,7 +185,7 @@ def test_fewer_seeds_show_fewer_cells(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("absent", "experiment"),
-    [("matplotlib", "toy"), ("tqdm", "toy"), ("river", "banana")],
+    [("matplotlib", "toy"), ("river", "banana")],
 )
 def test_what_is_not_installed_is_said_before_anything_runs(
     absent: str, experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from torch_ssgp.surrogates import SingleTaskStreamingGP
+from workbench.baselines import small_budget
 from workbench.bench_core import median_times
 from workbench.bench_versions import versions
 from workbench.common import new_parser, positive
@@ -105,9 +106,8 @@ def propose(
     else:
         acquisition = LogExpectedImprovement(model, best_f=Y.max())
     with warnings.catch_warnings():
-        # A line search that ends early still gives a candidate.
-        warnings.simplefilter("ignore", OptimizationWarning)
-        warnings.simplefilter("ignore", RuntimeWarning)
+        # A line search that ends early is started again elsewhere by BoTorch.
+        warnings.filterwarnings("ignore", "Optimization failed", RuntimeWarning)
         candidate, _ = optimize_acqf(
             acquisition,
             bounds=bounds,
@@ -248,84 +248,71 @@ def cost(
     next input; the streaming model takes the same number of steps each time. The exact
     model starts its fit from the hyperparameters it had.
     """
-    problem = Hartmann(dim=6, negate=True)
-    bounds = problem.bounds.double()
     jobs: dict[tuple[str, int], Callable[[], object]] = {}
-    generator = torch.Generator().manual_seed(0)
     for size in sizes:
-        X = torch.rand(size, 6, dtype=torch.float64, generator=generator)
-        Y = problem(X).unsqueeze(-1)
-        new_X = torch.rand(1, 6, dtype=torch.float64, generator=generator)
-        new_Y = problem(new_X).unsqueeze(-1)
-        model = SingleTaskStreamingGP(X[:100], Y[:100], num_inducing=num_inducing)
-        model.fit(num_steps=50)
-        for rows in torch.arange(100, size).split(100):
-            model.update(X[rows], Y[rows], num_steps=10)
-        state = model.state_dict()
-        exact = SingleTaskGP(X, Y)
-        copy_hyperparameters(model, exact)
-        exact_state = {
-            k: v for k, v in exact.state_dict().items() if "outcome" not in k
-        }
-
-        def streaming(
-            X: Tensor = X,
-            Y: Tensor = Y,
-            new_X: Tensor = new_X,
-            new_Y: Tensor = new_Y,
-            state: Any = state,
-        ) -> None:
-            model = SingleTaskStreamingGP(X[:2], Y[:2], num_inducing=num_inducing)
-            model.load_state_dict(state)
-            # No plateau: the same work at every size.
-            model.update(new_X, new_Y, num_steps=19)
-            acquire(model, Y)
-
-        def refit(
-            X: Tensor = X,
-            Y: Tensor = Y,
-            new_X: Tensor = new_X,
-            new_Y: Tensor = new_Y,
-            state: Any = exact_state,
-        ) -> None:
-            model = SingleTaskGP(torch.cat([X, new_X]), torch.cat([Y, new_Y]))
-            torch.nn.Module.load_state_dict(model, state, strict=False)
-            mll = ExactMarginalLogLikelihood(model.likelihood, model)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", OptimizationWarning)
-                fit_gpytorch_mll(
-                    mll,
-                    optimizer_kwargs={"options": {"maxiter": 5}},
-                    max_attempts=1,
-                )
-            acquire(model, Y)
-
-        def acquire(model: Model, Y: Tensor) -> None:
-            acquisition = LogExpectedImprovement(model, best_f=Y.max())
-            X = bounds[0] + torch.rand(
-                64, 1, 6, dtype=torch.float64, generator=generator
-            )
-            for _ in range(10):
-                X = X.detach().requires_grad_()
-                acquisition(X).sum().backward()
-
-        jobs["streaming", size] = streaming
-        jobs["exact refit", size] = refit
+        streaming, exact = _cost_jobs(size, num_inducing)
+        jobs |= {(STREAMING, size): streaming, ("exact refit", size): exact}
     medians = median_times(jobs, repeats, time.process_time)
-    rows = []
-    for method in ("streaming", "exact refit"):
-        first = medians[method, sizes[0]]
-        for size in sizes:
-            rows.append(
-                {
-                    "table": "cost",
-                    "case": f"{size} evaluations",
-                    "method": method,
-                    "seconds": medians[method, size],
-                    "ratio": medians[method, size] / first,
-                }
-            )
-    return rows
+    return [
+        {
+            "table": "cost",
+            "case": f"{size} evaluations",
+            "method": method,
+            "seconds": medians[method, size],
+            "ratio": medians[method, size] / medians[method, sizes[0]],
+        }
+        for method in (STREAMING, "exact refit")
+        for size in sizes
+    ]
+
+
+def _cost_jobs(
+    size: int, num_inducing: int
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """What both models do after so many evaluations."""
+    problem = Hartmann(dim=6, negate=True)
+    generator = torch.Generator().manual_seed(size)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, 6, dtype=torch.float64, generator=generator)
+
+    X, new_X = draw(size), draw(1)
+    Y, new_Y = (problem(x).unsqueeze(-1) for x in (X, new_X))
+    model = SingleTaskStreamingGP(X[:100], Y[:100], num_inducing=num_inducing)
+    model.fit(num_steps=50)
+    for rows in torch.arange(100, size).split(100):
+        model.update(X[rows], Y[rows], num_steps=10)
+    state = model.state_dict()
+    exact = SingleTaskGP(X, Y)
+    copy_hyperparameters(model, exact)
+    exact_state = {k: v for k, v in exact.state_dict().items() if "outcome" not in k}
+
+    def acquire(model: Model) -> None:
+        acquisition = LogExpectedImprovement(model, best_f=Y.max())
+        x = draw(64, 1)
+        for _ in range(10):
+            x = x.detach().requires_grad_()
+            acquisition(x).sum().backward()
+
+    def update() -> None:
+        model = SingleTaskStreamingGP(X[:2], Y[:2], num_inducing=num_inducing)
+        model.load_state_dict(state)
+        # No plateau: the same work at every size.
+        model.update(new_X, new_Y, num_steps=19)
+        acquire(model)
+
+    def refit() -> None:
+        model = SingleTaskGP(torch.cat([X, new_X]), torch.cat([Y, new_Y]))
+        torch.nn.Module.load_state_dict(model, exact_state, strict=False)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        options = {"options": {"maxiter": 5}}
+        with warnings.catch_warnings():
+            # Five steps are no convergence, and are not meant to be.
+            warnings.simplefilter("ignore", OptimizationWarning)
+            fit_gpytorch_mll(mll, optimizer_kwargs=options, max_attempts=1)
+        acquire(model)
+
+    return update, refit
 
 
 def copy_hyperparameters(source: SingleTaskStreamingGP, target: SingleTaskGP) -> None:
@@ -466,12 +453,13 @@ def main(arguments: list[str] | None = None) -> None:
     if "versions" in tables and chosen.old is None:
         parser.error("versions needs --old, the folder of a version to compare with.")
     torch.set_num_threads(1)
-    rows = run(
-        chosen.out,
-        tables,
-        old=chosen.old,
-        problems=chosen.problems,
-        seeds=chosen.seeds,
-        again=chosen.again,
-    )
+    with small_budget():
+        rows = run(
+            chosen.out,
+            tables,
+            old=chosen.old,
+            problems=chosen.problems,
+            seeds=chosen.seeds,
+            again=chosen.again,
+        )
     print(sections(rows))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -199,12 +200,21 @@ def made_with(file: Contents) -> str:
 # ----------------------------------------------------------------------- the command
 
 
+def command(name: str) -> Callable[[list[str]], None]:
+    """The main function of a command, or an end that says what it needs."""
+    try:
+        return importlib.import_module(f"workbench.{OTHERS[name]}").main
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("botorch"):
+            raise
+        raise SystemExit(f"{error}. Install it: pip install -e '.[botorch]'") from None
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run one benchmark, print its table, optionally write it as JSON."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in OTHERS:
-        module = importlib.import_module(f"workbench.{OTHERS[arguments[0]]}")
-        return module.main(arguments[1:])
+        return command(arguments[0])(arguments[1:])
     parser = new_parser(__doc__)
     parser.add_argument(
         "command", choices=[*COMMANDS, *OTHERS, "report"], help="see above"

@@ -16,15 +16,12 @@ class Cell(NamedTuple):
 
     Attributes:
         key: Its name in the results.
-        function: What runs, at the top of this module.
-        options: Its arguments.
-        weight: How long it takes, roughly, in seconds.
+        run: What makes its row; a partial of a function at the top of a module, so that
+            it can run in another process.
     """
 
     key: str
-    function: Callable[..., Row]
-    options: Row
-    weight: float
+    run: Callable[[], Row]
 
 
 @dataclass(frozen=True)

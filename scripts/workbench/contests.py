@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,40 +123,22 @@ def budget_of(name: str, quick: bool) -> Budget:
 
 def make(name: str, stream: Stream, num_inducing: int, budget: Budget) -> Method:
     """A method by its name in tables."""
-    d = stream.x_test.size(-1)
+    d, m, b = stream.x_test.size(-1), num_inducing, budget
     if name == "streaming":
-        return Streaming(d, num_inducing=num_inducing, num_steps=budget.steps)
+        return Streaming(d, m, num_steps=b.steps)
     if name == "windowed GP":
-        return WindowedGP(
-            d,
-            window=budget.gp_window,
-            num_steps=budget.gp_steps,
-            first_steps=budget.gp_first_steps,
-        )
+        steps = {"num_steps": b.gp_steps, "first_steps": b.gp_first_steps}
+        return WindowedGP(d, window=b.gp_window, **steps)
     if name == "windowed SGPR":
-        return WindowedSGPR(
-            d,
-            num_inducing=num_inducing,
-            window=budget.sgpr_window,
-            num_steps=budget.steps,
-        )
+        return WindowedSGPR(d, m, window=b.sgpr_window, num_steps=b.steps)
     if name == "online conditioning":
-        return OnlineConditioning(
-            d,
-            num_inducing=num_inducing,
-            first_steps=budget.steps,
-            max_points=budget.max_points,
-        )
+        limit = b.max_points
+        return OnlineConditioning(d, m, first_steps=b.steps, max_points=limit)
     if name == "batch SGPR":
-        return BatchSGPR(
-            d,
-            num_inducing=num_inducing,
-            num_steps=budget.batch_steps,
-            first_steps=budget.batch_first_steps,
-        )
+        first = b.batch_first_steps
+        return BatchSGPR(d, m, num_steps=b.batch_steps, first_steps=first)
     rate = float(name.removeprefix("SVI "))
-    z = spread_points(stream, num_inducing)
-    return SVI(d, z=z, lr=rate, num_steps=budget.svi_steps)
+    return SVI(d, z=spread_points(stream, m), lr=rate, num_steps=b.svi_steps)
 
 
 def time_series(data: str, batch: int, quick: bool) -> Stream:
@@ -200,19 +183,6 @@ def compare(
     return {**row, "converged": getattr(runner, "converged", None)}
 
 
-def rough_seconds(data: str, method: str, num_inducing: int) -> float:
-    """How long a method takes over a whole stream, about."""
-    if data.startswith("terrain"):
-        fixed = {"windowed GP": 200, "online conditioning": 30}
-        at_400 = {"streaming": 80, "windowed SGPR": 250, "batch SGPR": 140}
-        squared = at_400.get(method, 130) * (num_inducing / 400) ** 2
-    else:
-        fixed = {"windowed GP": 200, "online conditioning": 30}
-        fixed |= {"streaming": 50, "windowed SGPR": 60}
-        squared = {"batch SGPR": 25}.get(method, 20) * (num_inducing / 100) ** 2
-    return fixed.get(method, squared)
-
-
 def compare_cells(
     datasets: tuple[str, ...],
     batches: tuple[int, ...],
@@ -223,26 +193,13 @@ def compare_cells(
     """Every method where it makes a difference: a full GP has no inducing points, and
     the batch model sees no batches.
     """
-    cells = []
+    cells, folder = [], data_dir and str(data_dir)
 
     def add(data: str, method: str, m: int, batch: int) -> None:
         size = f"M={m}" if m else "all points"
         arrival = f"batches of {batch}" if batch else "at once"
-        cells.append(
-            Cell(
-                f"{data}; {method}; {size}; {arrival}",
-                compare,
-                {
-                    "data": data,
-                    "method": method,
-                    "num_inducing": m,
-                    "batch": batch,
-                    "quick": quick,
-                    "data_dir": str(data_dir) if data_dir else None,
-                },
-                1 if quick else rough_seconds(data, method, m),
-            )
-        )
+        key = f"{data}; {method}; {size}; {arrival}"
+        cells.append(Cell(key, partial(compare, data, method, m, batch, quick, folder)))
 
     # What the claims rest on comes first.
     for data in datasets:
@@ -319,13 +276,9 @@ class Watched:
 
 def memory_cells(settings: Settings) -> list[Cell]:
     """Ours and both windowed models."""
-    options: Row = {
-        "data": "terrain OS" if settings.data_dir else "terrain",
-        "quick": settings.quick,
-        "data_dir": str(settings.data_dir) if settings.data_dir else None,
-    }
-    seconds = {"streaming": 190, "windowed GP": 80, "windowed SGPR": 500}
+    data = "terrain OS" if settings.data_dir else "terrain"
+    folder = settings.data_dir and str(settings.data_dir)
     return [
-        Cell(method, memory, {"name": method, **options}, weight)
-        for method, weight in seconds.items()
+        Cell(method, partial(memory, method, data, settings.quick, folder))
+        for method in ("streaming", "windowed GP", "windowed SGPR")
     ]

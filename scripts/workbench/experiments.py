@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -88,9 +89,7 @@ def toy_cells(settings: Settings) -> list[Cell]:
     return [
         Cell(
             f"alpha {alpha:g}, {'iid' if iid else 'in order'}",
-            toy,
-            {"alpha": alpha, "iid": iid, "quick": settings.quick},
-            5,
+            partial(toy, alpha, iid, settings.quick),
         )
         for alpha in (0.0, 0.5)
         for iid in (False, True)
@@ -129,19 +128,9 @@ def alpha_cells(settings: Settings) -> list[Cell]:
     splits = num_seeds("alpha", settings)
     forms = [(f"{a:g}", a, False) for a in ALPHAS] + [("0, shared noise", 0.0, True)]
     return [
-        Cell(
-            f"{name}; split {split}",
-            alpha,
-            {
-                "alpha": value,
-                "share_noise": share,
-                "split": split,
-                "quick": settings.quick,
-            },
-            30,
-        )
+        Cell(f"{name}; split {k}", partial(alpha, value, share, k, settings.quick))
         for name, value, share in forms
-        for split in range(splits)
+        for k in range(splits)
     ]
 
 
@@ -202,14 +191,7 @@ def hyperparameters_cells(settings: Settings) -> list[Cell]:
     return [
         Cell(
             f"lengthscale {length:g}; {f'M={m}' if m else 'full GP'}; draw {seed}",
-            hyperparameters,
-            {
-                "lengthscale": length,
-                "num_inducing": m,
-                "seed": seed,
-                "quick": settings.quick,
-            },
-            3,
+            partial(hyperparameters, length, m, seed, settings.quick),
         )
         for length in LENGTHSCALES
         for m in sizes
@@ -243,27 +225,17 @@ def banana(order: str, seed: int, batches: int, quick: bool, drawn: bool) -> Row
     return {"errors": errors, "span": span.tolist(), "panels": panels}
 
 
+DRAWN = ("left_to_right", "random 0", "one batch")
+
+
 def banana_cells(settings: Settings) -> list[Cell]:
     """Orders of arrival, and all data in one batch."""
-    seeds = num_seeds("banana", settings)
-    orders = [("left_to_right", 0), ("right_to_left", 0)]
-    orders += [("random", seed) for seed in range(seeds)]
-    batches = 2 if settings.quick else 10
-    runs = [(f"{o} {s}" if o == "random" else o, o, s, batches) for o, s in orders]
+    seeds, num = num_seeds("banana", settings), 2 if settings.quick else 10
+    runs = [(order, order, 0, num) for order in ("left_to_right", "right_to_left")]
+    runs += [(f"random {seed}", "random", seed, num) for seed in range(seeds)]
     return [
-        Cell(
-            name,
-            banana,
-            {
-                "order": order,
-                "seed": seed,
-                "batches": num,
-                "quick": settings.quick,
-                "drawn": order != "right_to_left" and seed == 0,
-            },
-            8,
-        )
-        for name, order, seed, num in [*runs, ("one batch", "random", 0, 1)]
+        Cell(name, partial(banana, order, seed, size, settings.quick, name in DRAWN))
+        for name, order, seed, size in [*runs, ("one batch", "random", 0, 1)]
     ]
 
 
@@ -352,8 +324,8 @@ def equivalence_cells(settings: Settings) -> list[Cell]:
     """Streaming = batch VFE, and = exact GP."""
     del settings  # small as it is
     return [
-        Cell("fixed inducing points", equivalence, {"at_data": False}, 1),
-        Cell("inducing points at the data", equivalence, {"at_data": True}, 1),
+        Cell("fixed inducing points", partial(equivalence, False)),
+        Cell("inducing points at the data", partial(equivalence, True)),
     ]
 
 

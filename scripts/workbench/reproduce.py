@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from torch_ssgp.exceptions import MissingDependencyError
 from workbench import figures, reproduction_page, streams
@@ -35,7 +36,6 @@ OUT = Path("out/reproduction")
 # What is not among the requirements of the library, and who needs it.
 PACKAGES = {
     "matplotlib": list(EXPERIMENTS),
-    "tqdm": list(EXPERIMENTS),
     "river": ["banana"],
 }
 
@@ -71,12 +71,12 @@ def work(cell: Cell) -> Row:
     """Run a cell; one thread, since cells run side by side."""
     torch.set_num_threads(1)
     start = time.process_time()
-    row = cell.function(**cell.options)
+    row = cell.run()
     return {**row, "took": time.process_time() - start}
 
 
 def outcomes(work_list: list[Job], jobs: int, alone: bool) -> Iterator[tuple[Job, Row]]:
-    """Results as they come; long cells begin first."""
+    """Results as they come."""
     if jobs == 1 and not alone:
         for name, cell in work_list:
             yield (name, cell), work(cell)
@@ -86,9 +86,8 @@ def outcomes(work_list: list[Job], jobs: int, alone: bool) -> Iterator[tuple[Job
         mp_context=multiprocessing.get_context("spawn"),
         max_tasks_per_child=1 if alone else None,
     ) as pool:
-        longest_first = sorted(work_list, key=lambda job: -job[1].weight)
         waiting: dict[Future[Row], Job] = {
-            pool.submit(work, cell): (name, cell) for name, cell in longest_first
+            pool.submit(work, cell): (name, cell) for name, cell in work_list
         }
         try:
             for future in as_completed(waiting):
@@ -108,8 +107,6 @@ def run(names: list[str], settings: Settings, out: Path, jobs: int) -> None:
         jobs: Processes side by side.
     """
     check(names, settings)
-    from tqdm import tqdm  # whose absence is now known to be none
-
     results = {name: Results(name, out) for name in names}
     for name in names:
         results[name].go_on(settings)
@@ -119,14 +116,13 @@ def run(names: list[str], settings: Settings, out: Path, jobs: int) -> None:
         for cell in EXPERIMENTS[name](settings)
         if cell.key not in results[name].kept
     ]
-    total = sum(cell.weight for _, cell in work_list)
-    with tqdm(total=total, unit="s", desc="reproduce", disable=None) as bar:
+    with tqdm(total=len(work_list), desc="reproduce", disable=None) as bar:
         for alone in (False, True):
             part = [job for job in work_list if (job[0] in ALONE) == alone]
             for (name, cell), row in outcomes(part, jobs, alone):
                 results[name].add(cell.key, row)
                 bar.set_postfix_str(f"{name}: {cell.key}")
-                bar.update(cell.weight)
+                bar.update()
     for name in names:
         figures.draw(name, results[name].cells, out / f"{name}.png")
 
