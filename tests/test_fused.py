@@ -84,9 +84,10 @@ def test_the_inner_loop_sees_the_same_bound(share_noise: bool) -> None:
     model = StreamingGP(
         ScaleKernel(RBFKernel()), num_inducing=8, share_noise=share_noise
     ).double()
+    model.covar_module.base_kernel.lengthscale = 0.1  # well conditioned
     for _ in range(4):
         x = torch.rand(10, 1).double()
-        model.update(x, torch.sin(6 * x).squeeze(-1), num_steps=3)
+        model.update(x, torch.sin(6 * x).squeeze(-1), num_steps=0)
     x = torch.rand(10, 1).double()
     data = model.check_data(x, torch.sin(6 * x).squeeze(-1), None)
     options = UpdateOptions(forget=0.9)
