@@ -114,7 +114,7 @@ def main(
     num_batches: int = 5,
     batch_size: int = 200,
     num_steps: int = 100,
-    exact_steps: int = 150,
+    exact_steps: int = 120,
     out: str | Path = "out",
 ) -> dict[str, list[float]]:
     """Learn the stream; the errors after every batch, by model.
@@ -207,6 +207,6 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--num-batches", type=int, default=5)
-    parser.add_argument("--exact-steps", type=int, default=150)
+    parser.add_argument("--exact-steps", type=int, default=120)
     parser.add_argument("--out", default="out")
     main(**vars(parser.parse_args()))

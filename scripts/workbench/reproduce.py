@@ -55,7 +55,7 @@ def check(names: list[str], settings: Settings) -> None:
     if absent:
         raise SystemExit(
             f"Not installed: {', '.join(absent)}. Install all that the experiments "
-            "need with: pip install -e '.[plot]' river"
+            "need with: pip install -e '.[plot,river]'"
         )
     if settings.data_dir is not None and set(names) & set(ON_TERRAIN):
         try:
