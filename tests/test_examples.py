@@ -55,16 +55,18 @@ def test_an_example_imports_installed_packages_only(path: Path) -> None:
 
 EXTRAS = {"matplotlib": "plot", "tqdm": "plot", "botorch": "botorch"}
 EXTRAS |= {"river": "river", "sklearn": "sklearn"}
+NEEDED = [
+    pytest.param(path, package, id=f"{path.stem}-{package}")
+    for path in EXAMPLES
+    for package in EXTRAS
+    if re.search(rf"^ +from {package}\b", path.read_text("utf-8"), re.MULTILINE)
+]
 
 
-@each_example
-@pytest.mark.parametrize("package", EXTRAS)
+@pytest.mark.parametrize(("path", "package"), NEEDED)
 def test_a_missing_extra_is_named(
     path: Path, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = path.read_text(encoding="utf-8")
-    if not re.search(rf"^ +from {package}\b", source, re.MULTILINE):
-        pytest.skip(f"does not need {package}")
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)
