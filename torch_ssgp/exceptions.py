@@ -98,7 +98,7 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 # This package, and those that may stand between it and the user's code.
-_LIBRARIES = ("torch_ssgp", "torch", "gpytorch", "botorch")
+_LIBRARIES = ("torch_ssgp", "torch", "gpytorch", "botorch", "sklearn", "river")
 
 
 def _package(frame: FrameType) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable
 from copy import copy, deepcopy
 from dataclasses import replace
@@ -30,6 +29,7 @@ from torch_ssgp.exceptions import (
     ArgumentError,
     BudgetWarning,
     NumericalWarning,
+    warn,
 )
 from torch_ssgp.inducing import AdaptiveBudget, InducingPolicy
 from torch_ssgp.memory import (
@@ -258,7 +258,7 @@ class StreamingGP(StreamingCore):
         )
         # Before the change: a warning may be an error.
         if learned.status is not Status.OK:
-            warnings.warn(learned.status.advice, NumericalWarning, stacklevel=4)
+            warn(learned.status.advice, NumericalWarning)
         warned = self._warn_of_losses(learned, data, points is not None)
         self.commit(learned)
         self.warned = warned
@@ -275,13 +275,13 @@ class StreamingGP(StreamingCore):
             num_inducing = learned.summary["inducing_points"].size(-2)
             advice = self.inducing_policy.advice(num_inducing, self.num_inducing)
             text = _TOO_FEW_POINTS.format(num_inducing, loss, advice)
-            warnings.warn(text, BudgetWarning, stacklevel=5)
+            warn(text, BudgetWarning)
             warned = warned | {"points"}
         loss = float(learned.memory_loss.max()) / max(data.y.size(-1), 1)
         if loss > LARGE_LOSS and "memory" not in warned:
             num_points = learned.memory["points"].size(-2)
             text = _TOO_SMALL_MEMORY.format(num_points, loss)
-            warnings.warn(text, BudgetWarning, stacklevel=5)
+            warn(text, BudgetWarning)
             warned = warned | {"memory"}
         return warned
 
