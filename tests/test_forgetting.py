@@ -224,6 +224,16 @@ def test_after_a_change_hyperparameters_start_anew_but_for_frozen_ones():
     assert model.likelihood.noise.item() == pytest.approx(0.01)
 
 
+def test_a_change_that_was_found_leaves_no_doubt_where_nothing_is_learned():
+    model = make()
+    for x, y in batches(torch.sin, 6, 20):
+        model.update(x, y, num_steps=STEPS)
+    x, y = next(batches(torch.sin, 1, 20, seed=1))
+    result = model.update(x, y + 3, forget="auto", num_steps=0)
+    assert float(result.forgot) == 0
+    assert float(model.memory.doubt.max()) == 0
+
+
 def test_odds_and_powers_are_checked():
     model = make()
     x, y = next(batches(torch.sin, 1, 5))

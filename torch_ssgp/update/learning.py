@@ -255,10 +255,11 @@ def _learn(
             return split
     if not bool(change.any()):
         return joint
-    power = torch.where(change, 0.0, kept)
-    mixed = Update(
-        known, data, options, limits, calm._replace(power=power), must_learn=True
+    settled = judged._replace(
+        power=torch.where(change, 0.0, kept),
+        doubt=torch.where(change.unsqueeze(-1), 0.0, judged.doubt),
     )
+    mixed = Update(known, data, options, limits, settled, must_learn=True)
     mixed.pending = together.num_pending(judged)
     return mixed.restart().run()
 
