@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_ssgp import StreamingGP, fused
 from torch_ssgp import functional as fn
 from torch_ssgp.update import UpdateOptions
-from torch_ssgp.update.learning import Update
+from torch_ssgp.update.walk import Update
 
 
 def rows(batch: tuple[int, ...] = (), m: int = 4, n: int = 7) -> list[Tensor]:

@@ -26,7 +26,7 @@ from torch_ssgp import (
 from torch_ssgp.exceptions import ArgumentError, BudgetWarning, InputError
 from torch_ssgp.inducing import Candidates, merge_duplicates
 from torch_ssgp.update import UpdateOptions
-from torch_ssgp.update.learning import Update
+from torch_ssgp.update.walk import Update
 from torch_ssgp.validation import check_choice
 
 POLICIES: list[InducingPolicy] = [

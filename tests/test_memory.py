@@ -264,7 +264,7 @@ def test_a_bad_first_batch_costs_nothing_later():
 
 
 def test_a_fresh_start_is_tried_whenever_the_data_have_doubled(monkeypatch):
-    from torch_ssgp.update.learning import Update
+    from torch_ssgp.update.walk import Update
 
     fresh = []
     original = Update.fresh_objective

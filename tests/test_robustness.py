@@ -33,9 +33,9 @@ from torch_ssgp.prediction import Predictor
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.surrogates import SingleTaskStreamingGP
 from torch_ssgp.update.ascent import CHECK_EVERY
-from torch_ssgp.update.learning import Update
 from torch_ssgp.update.objective import GaussianObjective
 from torch_ssgp.update.sites import SiteObjective
+from torch_ssgp.update.walk import Update
 
 
 class Fault(Exception):

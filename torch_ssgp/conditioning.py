@@ -18,7 +18,8 @@ from torch_ssgp.modules import (
     same_variables,
 )
 from torch_ssgp.summary import PosteriorSummary
-from torch_ssgp.update.learning import make_objective, recall
+from torch_ssgp.update.state import recall
+from torch_ssgp.update.walk import make_objective
 from torch_ssgp.update.objective import Prior
 
 Core = TypeVar("Core", bound=StreamingCore)

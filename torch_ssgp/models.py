@@ -37,13 +37,11 @@ from torch_ssgp.memory import (
     Memory,
 )
 from torch_ssgp.summary import PosteriorSummary
-from torch_ssgp.update.learning import (
-    Learned,
-    learn,
-)
+from torch_ssgp.update.learning import learn
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import Callback, UpdateOptions
 from torch_ssgp.update.result import Status, UpdateResult
+from torch_ssgp.update.state import Learned
 
 MEMORY = 2  # points of the memory for every inducing point, by default
 LARGE_LOSS = 0.1  # nats per datum whose loss is worth a warning

@@ -26,8 +26,8 @@ from torch_ssgp import (
 from torch_ssgp.update import UpdateOptions
 from torch_ssgp.update.ascent import Ascent
 from torch_ssgp.update.coordinates import coordinates
-from torch_ssgp.update.learning import Update
 from torch_ssgp.update.objective import Objective
+from torch_ssgp.update.walk import Update
 from workbench.results import Row
 
 Name = TypeVar("Name")

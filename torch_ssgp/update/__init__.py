@@ -3,7 +3,9 @@
     judge -> remember -> choose points -> ascend -> summarise -> compress
 
 ===========================  ==========================================================
-``learning.py``              the walk of an update: ``learn``
+``learning.py``              an update as a function: ``learn``
+``state.py``                 what it starts from, may use, and ends with
+``walk.py``                  remember, learn, summarise, compress
 ``options.py``               its options: defaults and checks
 ``result.py``                what it reports: ``UpdateResult``, ``Status``
 ``forgetting.py``            what the evidence of new data says about the past

@@ -22,6 +22,7 @@ anew with, and they need no such trial.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,8 @@ from torch_ssgp.memory import Data
 from torch_ssgp.modules import form_of, inducing_gram, observation_noise
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Prior
+from torch_ssgp.update.options import UpdateOptions
+from torch_ssgp.update.state import Known, Limits
 
 POWERS = (0.0, 0.05, 0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
 ANEW = 0.5  # powers below it stand for a beginning, not for a drift
@@ -177,3 +180,57 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float) -> Verdict:
     best, index = score.max(-1)
     powers = torch.tensor(POWERS, dtype=doubt.dtype, device=doubt.device)
     return Verdict(torch.where(best > -torch.inf, powers[index], 1.0), doubt)
+
+
+class Judged(NamedTuple):
+    """What new data say about the past, and what follows from it.
+
+    Attributes:
+        power: One number or ``(*batch,)``, what the past is to be raised to.
+        doubt: ``(*batch, q)``, evidence for a change so far.
+        doubted: Data that came since there is a doubt, the new ones included.
+        surprise: ``(*batch,)``, nats per datum below what the model expected.
+        is_surprising: ``(*batch,)``, whether that is more than chance.
+    """
+
+    power: float | Tensor
+    doubt: Tensor
+    doubted: float
+    surprise: Tensor
+    is_surprising: Tensor
+
+    @classmethod
+    def of(
+        cls, known: Known, data: Data, options: UpdateOptions, limits: Limits
+    ) -> Judged:
+        """Predict the new data, and decide."""
+        memory, y = known.memory, data.y
+        nothing = y.new_zeros(y.shape[:-1])
+        is_auto = options.forget == "auto"
+        power: float | Tensor = 1.0 if is_auto else options.forget  # type: ignore[assignment]
+        judgement = None
+        if is_auto or options.learns_when_due:
+            with suppress(Breakdown):  # what cannot be predicted says nothing
+                judgement = judge(known.frozen, known.summary, data, limits.jitter)
+        if judgement is None:
+            return cls(power, memory.doubt, 0.0, nothing, nothing > 0)
+        doubt, doubted = memory.doubt.to(y), 0.0
+        if is_auto:
+            is_old = bool((doubt[..., :1] > WITNESS).any())  # doubt of before
+            power, doubt = decide(judgement, doubt, options.change_odds)
+            doubted = is_old * float(memory.doubted) + y.size(-1)
+            if bool((power == 1).all()):
+                power = 1.0
+        return cls(power, doubt, doubted, *judgement[-2:])
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether to wait for more witnesses before anything is learned."""
+        return self.doubt.numel() > 0 and bool((self.doubt[..., 0] > WITNESS).any())
+
+    @property
+    def alarm(self) -> Tensor:
+        """``(*batch,)``, which streams seem to begin anew."""
+        if not isinstance(self.power, Tensor):
+            return torch.zeros_like(self.is_surprising)
+        return (self.power < ANEW) | ((self.power < 1) & self.is_surprising)

@@ -1,0 +1,506 @@
+"""One update, step by step: remember, learn, summarise, compress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from torch_ssgp import functional as fn
+from torch_ssgp import likelihoods
+from torch_ssgp import validation as check
+from torch_ssgp.exceptions import Breakdown, breakdowns
+from torch_ssgp.functional import PseudoObservations
+from torch_ssgp.inducing import Candidates, merge_duplicates
+from torch_ssgp.memory import (
+    Data,
+    GaussianData,
+    Rows,
+    buffers,
+    choose_points,
+    is_full,
+    remember,
+    stored,
+)
+from torch_ssgp.modules import gram, same_points
+from torch_ssgp.update.ascent import Ascended, choose, maximize
+from torch_ssgp.update.forgetting import Judged
+from torch_ssgp.update.objective import GaussianObjective, Objective, Prior
+from torch_ssgp.update.options import UpdateOptions
+from torch_ssgp.update.result import Status
+from torch_ssgp.update.sites import SiteObjective
+from torch_ssgp.update.state import Known, Learned, Limits, recall
+
+GROWTH = 0.2  # growth of the data since the last learning that makes it pay again
+LOSS = 0.01  # nats per datum that inducing points may lose in addition, until then
+
+Result = TypeVar("Result")
+
+
+def make_objective(
+    prior: Prior,
+    data: Data,
+    z_a: Tensor,
+    past: PseudoObservations,
+    *,
+    shared_noise: bool,
+    alpha: float,
+    jitter: float,
+) -> Objective:
+    """The bound that goes with the likelihood; see :class:`Objective`."""
+    gaussian = likelihoods.is_gaussian(prior.likelihood)
+    return (GaussianObjective if gaussian else SiteObjective)(
+        prior,
+        data,
+        z_a,
+        past,
+        shared_noise=shared_noise,
+        alpha=alpha,
+        jitter=jitter,
+    )
+
+
+class Update:
+    """One update, step by step."""
+
+    def __init__(
+        self,
+        known: Known,
+        data: Data,
+        options: UpdateOptions,
+        limits: Limits,
+        judged: Judged | None = None,
+        must_learn: bool = False,
+    ) -> None:
+        self.known, self.new, self.limits = known, data, limits
+        self.judged = judged or Judged.of(known, data, options, limits)
+        self.asked = self.options = options
+        self.must_learn = must_learn
+        self.pending, self.begins = 0, False
+        self.remember()
+
+    def remember(self) -> None:
+        """What is known, with the new data."""
+        known, data = self.known, self.new
+        self.past, raw = recall(
+            known, data, self.limits.shared_noise, self.judged.power, self.pending
+        )
+        self.num_raw = raw.y.size(-1)
+        self.data = remember(raw, data) if data.y.size(-1) else raw
+        num_data = self.past.past.n + self.data.num_data
+        self.num_data = float(num_data.max())
+        self.since_start = float(known.memory.since_start) + data.y.size(-1)
+        self.since_learning = float(known.memory.since_learning) + data.y.size(-1)
+        self.waits = not self.pays()
+        if self.waits:
+            self.options = replace(self.options, num_steps=0)
+        self.learns = self.options.learns_at(int(known.summary.num_updates))
+        if self.options.learn_inducing_points is None:
+            moves = self.learns
+            self.options = replace(self.options, learn_inducing_points=moves)
+            if not self.learns:
+                self.options = replace(self.options, num_steps=0)
+
+    def restart(self) -> Update:
+        """Begin anew with the data since the doubt, hyperparameters included."""
+        self.begins = True
+        self.remember()
+        return self
+
+    def num_pending(self, judged: Judged) -> int:
+        """Raw data of the memory that came since the doubt, without the new ones."""
+        return min(int(judged.doubted) - self.new.y.size(-1), self.num_raw)
+
+    def pays(self) -> bool:
+        """Whether the inner loop is to run, where the model decides."""
+        return (
+            not self.options.learns_when_due
+            or self.must_learn
+            or self.is_first
+            or (
+                self.since_learning >= GROWTH * self.num_data
+                and not self.judged.is_doubtful
+            )
+            or bool(self.judged.is_surprising.any())
+        )
+
+    def evidence_of_past(self, num_pending: int) -> Tensor:
+        """Evidence of all before the doubt.
+
+        Data since then have moved the hyperparameters: without them they are learned
+        again.
+        """
+        data = self.data.narrow(0, self.num_raw - num_pending)
+        learns = num_pending > 0
+        objective = self._objective(
+            self._working_copy() if learns else self.known.frozen, data
+        )
+        objective.recall_sites(self.known.memory, 0)
+        z = self.known.summary.inducing_points.to(data.x)
+        objective.start_at(z.expand(*data.x.shape[:-2], *z.shape[-2:]), learn=learns)
+        if learns:
+            options = replace(self.options, callback=None, progress=False)
+            maximize(objective, options, learn_hyperparameters=True)
+        with torch.no_grad():
+            blocks = objective.final_prior(objective.z.detach())
+            sites = objective.as_gaussian(blocks, freeze=False)
+            rows, s = objective.project(blocks, sites)
+            return fn.evidence(rows, s) + rows.loss / (2 * s)
+
+    def run(self) -> Learned:
+        """All steps; see the top of this file."""
+        starts, is_due = [(self.objective, self.is_first)], self.is_due()
+        if is_due:
+            starts.append((self.fresh_objective, True))
+        attempts: list[tuple[Objective, Ascended] | None] = []
+        for start, fresh in starts:
+            try:
+                attempts.append(self.attempt(start(), fresh=fresh))
+            except Breakdown:
+                if len(attempts) + 1 == len(starts) and not any(attempts):
+                    raise
+                attempts.append(None)
+        first, second = (*attempts, None)[:2]
+        batch = self.new.y.shape[:-1]
+        restarted = torch.full(batch, first is None, device=self.new.y.device)
+        if first and second:
+            restarted = _take_better(first[0], second[0])
+        objective, ascended = second if second and bool(restarted.all()) else first  # type: ignore[misc]
+        learned = self.finish(objective, ascended)
+        old, judged = self.known.memory, self.judged
+        loss = (learned.loss / self.num_data).detach()
+        if self.waits and bool((loss > old.loss.to(loss) + LOSS).any()):
+            # New data are too far from the inducing points of before.
+            again = (self.known, self.new, self.asked, self.limits, judged)
+            return Update(*again, must_learn=True).run()
+        started_at, since_start = old.started_at, self.since_start
+        if is_due or (self.is_first and self.learns):
+            started_at, since_start = torch.full_like(started_at, self.num_data), 0
+        memory = {
+            **learned.memory,
+            "started_at": started_at,
+            "since_start": torch.full_like(started_at, since_start),
+            "since_learning": torch.full_like(
+                started_at, 0 if self.learns else self.since_learning
+            ),
+            "loss": stored(loss if self.learns else old.loss.to(loss)),
+            "doubt": stored(judged.doubt),
+            "doubted": torch.full_like(started_at, judged.doubted),
+        }
+        power = torch.as_tensor(judged.power, dtype=learned.bound.dtype)
+        return learned._replace(
+            memory=memory,
+            restarted=restarted,
+            forgot=power.to(learned.bound.device).expand(learned.bound.shape),
+            surprise=judged.surprise,
+            learned=self.options.num_steps > 0,
+        )
+
+    # -- starts -----------------------------------------------------------------------
+
+    def objective(self) -> Objective:
+        """The bound, on working copies of the modules."""
+        prior = self.known.frozen
+        if self.options.num_steps:
+            prior = self._working_copy()
+        objective = self._objective(prior, self.data)
+        objective.recall_sites(self.known.memory, self.num_raw)
+        return objective
+
+    def _working_copy(self) -> Prior:
+        modules = self.known.prior
+        return Prior(*(deepcopy(m).to(self.new.y.dtype) for m in modules))
+
+    def _objective(self, prior: Prior, data: Data) -> Objective:
+        z_a, past = self.past
+        return make_objective(
+            prior,
+            data,
+            z_a,
+            past,
+            shared_noise=self.limits.shared_noise,
+            alpha=self.limits.alpha,
+            jitter=self.limits.jitter,
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether hyperparameters were never learned."""
+        return float(self.known.memory.started_at) == 0
+
+    def is_due(self) -> bool:
+        """Whether a fresh start is: as many data came since the last one as it had."""
+        return (
+            self.learns
+            and self.options.restart
+            and self.options.trust_region is None
+            and not self.is_first
+            and (self.begins or self.since_start >= float(self.known.memory.started_at))
+        )
+
+    def fresh_objective(self) -> Objective:
+        """The bound, at the hyperparameters of a new model; what is frozen stays."""
+        objective = self.objective()
+        parameters = objective.modules_of_prior.parameters()
+        with torch.no_grad():
+            for parameter, value in zip(parameters, self.known.start, strict=True):
+                if parameter.requires_grad:
+                    parameter.copy_(value)
+        return objective
+
+    def attempt(
+        self, objective: Objective, *, fresh: bool
+    ) -> tuple[Objective, Ascended]:
+        """Choose points, then the inner loop, from where the objective is."""
+        options = self.options
+        if fresh and self.learns:
+            objective.initialize()
+        if fresh and not self.is_first:  # the callback has seen one loop
+            options = replace(options, callback=None, progress=False)
+        with torch.no_grad():
+            z = options.inducing_points
+            z = self.choose(objective) if z is None else z
+        moves = bool(options.learn_inducing_points) and options.num_steps > 0
+        objective.start_at(z, learn=moves)
+        if options.num_steps:
+            _with_enough_jitter(objective, objective.check_finite)
+        return objective, maximize(
+            objective, options, learn_hyperparameters=self.learns
+        )
+
+    # -- inducing points --------------------------------------------------------------
+
+    def candidates(self, objective: Objective) -> Candidates:
+        """Where inducing points may lie, and what relies on them."""
+        summary, x = self.known.summary, objective.data.x
+        z_a = x[..., :0, :]
+        if not summary.is_empty:
+            z_a = summary.inducing_points.detach().to(x)
+            z_a = z_a.expand(*x.shape[:-2], *z_a.shape[-2:])
+        return Candidates(
+            kernel=objective.kernel,
+            z_a=z_a,
+            z_s=objective.z_a,
+            past=objective.past,
+            x=x,
+            weight=_precision(objective),
+            s=objective.noises()[1],
+            jitter=objective.jitter,
+            num_inducing=self.limits.num_inducing,
+            num_updates=int(summary.num_updates),
+            num_new=self.new.y.size(-1),
+        )
+
+    @breakdowns()
+    def choose(self, objective: Objective) -> Tensor:
+        """The choice of the policy; a cheaper one where nothing is learned."""
+        policy, is_new = self.limits.policy, self.options.num_steps > 0
+        choice = policy if is_new or self.has_changed(objective) else policy.extend
+        z = choice(self.candidates(objective))
+        check.check_choice(z, policy, objective.data.x)
+        return merge_duplicates(objective.kernel, z, objective.jitter)
+
+    def has_changed(self, objective: Objective) -> bool:
+        """Whether the prior is another than that under which points were chosen."""
+        summary, x = self.known.summary, objective.data.x
+        if summary.is_empty:
+            return True
+        z, L = (t.to(x) for t in (summary.inducing_points, summary.prior_cholesky))
+        old = L[..., :1, :1] * L[..., 1:, :1]  # covariance with the first of them
+        new = gram(objective.kernel, z[..., 1:, :], z[..., :1, :])
+        return not bool(torch.allclose(new, old.expand(new.shape), rtol=1e-6))
+
+    def revise(self, objective: Objective, loss: Tensor) -> bool:
+        """Choose again where the policy wants to; whether anything changed."""
+        z, policy = objective.z.detach(), self.limits.policy
+        revised = policy.revise(self.candidates(objective), z, loss)
+        if revised is not z:
+            check.check_choice(revised, policy, objective.data.x)
+        revised = merge_duplicates(objective.kernel, revised, objective.jitter)
+        if revised is not z:
+            objective.start_at(revised)
+        return revised is not z
+
+    # -- what is kept -----------------------------------------------------------------
+
+    def finish(self, objective: Objective, ascended: Ascended) -> Learned:
+        """Summary and memory at the hyperparameters learned."""
+        with torch.no_grad():
+            learned = _with_enough_jitter(
+                objective, lambda: self.store(objective, ascended)
+            )
+        if objective.jitter > self.limits.jitter:
+            raised = torch.full_like(self.known.summary.jitter, objective.jitter)
+            summary = {**learned.summary, "jitter": raised}
+            return learned._replace(summary=summary, status=Status.JITTER)
+        return learned
+
+    @breakdowns()
+    def store(self, objective: Objective, ascended: Ascended) -> Learned:
+        """The next buffers; nothing of the model changes yet."""
+        if self.options.num_steps:
+            for parameter in objective.modules_of_prior.parameters():
+                # As the model will store it, before anything is made with it.
+                parameter.copy_(parameter.to(self.limits.dtype))
+        if objective.z.requires_grad:
+            # Where they came to rest, points may coincide.
+            objective.start_at(objective.z.detach())
+        compresses = self.compresses(objective)
+        prior = objective.final_prior(objective.z.detach())
+        data = objective.as_gaussian(prior, freeze=compresses)
+        rows, s = objective.project(prior, data)
+        if self.options.inducing_points is None and self.revise(
+            objective, rows.loss / (2 * s)
+        ):
+            compresses = self.compresses(objective)
+            prior = objective.final_prior(objective.z.detach())
+            data = objective.as_gaussian(prior, freeze=compresses)
+            rows, s = objective.project(prior, data)
+        loss = rows.loss / (2 * s)
+        rows = fn.compress(rows)
+        bound = fn.evidence(rows, s)
+        past = fn.absorb(rows, prior.m_b)
+        _check_finite(bound, *past)
+        memory_loss = torch.zeros_like(loss)
+        kept, raw = Rows(objective.z_a, objective.past), objective.data
+        sites = data._replace(noise=objective.remembered_noise(data))
+        if compresses:
+            kept = Rows(objective.z.detach(), past)
+            if self.is_finer:
+                kept, memory_loss = self.compress(objective, data)
+            nothing = raw.y[..., :0]
+            raw = Data(raw.x[..., :0, :], nothing)
+            sites = GaussianData(nothing, None, torch.zeros_like(kept.past.rho))
+        shared_noise = self.limits.shared_noise
+        loss_before = objective.loss_before
+        old = self.candidates(objective).z_a
+        return Learned(
+            prior=objective.modules_of_prior,
+            summary={
+                "inducing_points": stored(objective.z),
+                "U": stored(past.U),
+                "g": stored(past.g),
+                "residual": stored(past.rho),
+                "num_data": stored(past.n),
+                "prior_mean": stored(prior.m_b),
+                "prior_cholesky": stored(rows.L),
+                "noise_scale": stored(s),
+                "shared_noise": torch.tensor(shared_noise, device=bound.device),
+                "num_updates": self.known.summary.num_updates + 1,
+                "jitter": self.known.summary.jitter,
+            },
+            memory=buffers(kept, raw, sites, shared_noise),
+            bound=bound,
+            loss=loss,
+            loss_before=loss if loss_before is None else loss_before,
+            memory_loss=memory_loss,
+            num_kept=same_points(objective.z.detach(), old).any(-1).sum(-1),
+            restarted=torch.zeros_like(loss, dtype=torch.bool),
+            forgot=torch.ones_like(loss),
+            surprise=torch.zeros_like(loss),
+            learned=False,
+            ascended=ascended,
+            settled=objective.settled,
+            status=ascended.status,
+        )
+
+    @property
+    def is_finer(self) -> bool:
+        """Whether the memory may have more points than the model, or is the model's."""
+        return self.limits.memory_size > self.limits.num_inducing
+
+    def compresses(self, objective: Objective) -> bool:
+        """Whether the memory is over its capacity, or is to be the summary."""
+        num_points = objective.z_a.size(-2) + objective.data.x.size(-2)
+        return not self.is_finer or is_full(num_points, self.limits.memory_size)
+
+    def compress(self, objective: Objective, data: GaussianData) -> tuple[Rows, Tensor]:
+        """Rows at the points that the memory goes on with, and the nats they lose.
+
+        It contains inducing points that do not learn: as long as these stay, updates
+        equal batch inference.
+        """
+        z = objective.z.detach()
+        if self.options.learn_inducing_points and self.options.num_steps:
+            z = z[..., :0, :]
+        points, fixed = z, z.size(-2)
+        # Power-EP projects diagonally, once: more points in between would change it.
+        if not (fixed and self.limits.alpha):
+            points = choose_points(
+                Rows(objective.z_a, objective.past),
+                objective.data.x,
+                _precision(objective),
+                self.limits.memory_size,
+                objective.jitter,
+                z,
+            )
+        prior = objective.final_prior(points, num_inducing=fixed)
+        rows, s = objective.project(prior, data)
+        past = fn.absorb(fn.compress(rows), prior.m_b)
+        _check_finite(*past)
+        return Rows(points, past), rows.loss / (2 * s)
+
+
+@torch.no_grad()
+def _take_better(first: Objective, second: Objective) -> Tensor:
+    """Where the second start ended higher; the first objective becomes the better.
+
+    Streams that share no hyperparameter are told apart; others follow their sum.
+    """
+    scores = [
+        objective.total()[0].nan_to_num(-torch.inf) for objective in (first, second)
+    ]
+    better = scores[1] > scores[0]
+    batch = first.batch_shape
+    pairs = list(
+        zip(
+            first.modules_of_prior.parameters(),
+            second.modules_of_prior.parameters(),
+            strict=True,
+        )
+    )
+    shared = first.coupled or any(a.shape[: len(batch)] != batch for a, _ in pairs)
+    if shared:
+        better = (scores[1].sum() > scores[0].sum()).expand(batch)
+    if bool(better.all()) or not bool(better.any()):
+        return better
+    for a, b in pairs:
+        a.copy_(choose(better, b, a))
+    count = max(first.z.size(-2), second.z.size(-2))
+    z, other = (_padded(objective.z.detach(), count) for objective in (first, second))
+    first.start_at(choose(better, other, z), learn=first.z.requires_grad)
+    return better
+
+
+def _padded(z: Tensor, count: int) -> Tensor:
+    """As many points as ``count``: copies of the first are as good as none."""
+    more = z[..., :1, :].expand(*z.shape[:-2], count - z.size(-2), z.size(-1))
+    return torch.cat([z, more], -2)
+
+
+def _precision(objective: Objective) -> Tensor:
+    """Precision of the data in units of the rows, ``(*batch, n)``."""
+    noise, s = objective.noises()
+    precision = (s.unsqueeze(-1) / noise).expand(objective.data.y.shape)
+    weight = objective.data.weight
+    return precision if weight is None else weight * precision
+
+
+def _with_enough_jitter(objective: Objective, attempt: Callable[[], Result]) -> Result:
+    """Try with larger and larger jitter, until nothing breaks down."""
+    while True:
+        try:
+            return attempt()
+        except Breakdown:
+            if not objective.raise_jitter():
+                raise
+
+
+def _check_finite(*values: Tensor) -> None:
+    finite = [torch.isfinite(value).all() for value in values]
+    if not bool(torch.stack(finite).all()):
+        raise Breakdown("the new posterior is not finite")
