@@ -15,6 +15,7 @@ from torch import Tensor
 import oracles
 from torch_ssgp import StreamingGP
 from torch_ssgp.exceptions import ArgumentError
+from torch_ssgp.memory import Data
 from torch_ssgp.update.forgetting import (
     ANEW,
     OUTLIER,
@@ -22,6 +23,7 @@ from torch_ssgp.update.forgetting import (
     Judgement,
     decide,
     judge,
+    outgrown,
 )
 
 Function = Callable[[Tensor], Tensor]
@@ -93,7 +95,7 @@ def test_an_alarm_takes_the_log_odds_and_more_than_one_witness():
         gains = torch.zeros(2, columns, dtype=torch.float64)
         gains[0, 0], gains[1, 0] = capped, gain
         zero = torch.zeros(()).double()
-        return Judgement(gains[1], gains[0], zero, zero > 0)
+        return Judgement(gains[1], gains[0], zero, zero > 0, zero)
 
     one = decide(judged(OUTLIER, 200.0), nothing, odds=1e-3)
     assert float(one.power) == 1  # an outlier, whatever its size
@@ -288,3 +290,50 @@ def test_no_learning_is_no_step():
 
 def _where(flags: list[bool]) -> list[int]:
     return [i for i, flag in enumerate(flags) if flag]
+
+
+# -- a time axis that grows -----------------------------------------------------------
+
+
+def follow(model: StreamingGP, num_data: int, step: float = 0.15, **options):
+    """One datum after the other on a time axis; errors of forecasts, and results."""
+    generator = torch.Generator().manual_seed(0)
+    errors, results = [], []
+    for i in range(num_data):
+        x = torch.full((1, 1), step * i, dtype=torch.float64)
+        f = torch.sin(x.squeeze(-1))
+        if i:
+            errors.append((model(x).mean - f).abs())
+        y = f + 0.1 * torch.randn(1, dtype=torch.float64, generator=generator)
+        results.append(model.update(x, y, num_steps=STEPS, **options))
+    return torch.cat(errors), results
+
+
+@pytest.mark.filterwarnings("ignore::torch_ssgp.exceptions.BudgetWarning")
+def test_a_time_axis_may_grow_past_the_budget():
+    model = make(num_inducing=12)
+    errors, results = follow(model, 240, step=0.3, forget="auto")
+    second, last = errors[48:96], errors[-48:]
+    assert last.square().mean().sqrt() < 1.3 * second.square().mean().sqrt() + 0.02
+    forgot = [float(result.forgot) for result in results]
+    assert 0 < min(forgot) < 1  # a stretch is dropped, nothing begins anew
+    assert model.memory.num_data < 200
+    assert model.summary.inducing_points.amin() > 10  # where the stream began
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_clock_is_an_input_that_only_grows_or_only_falls(sign):
+    model = make(num_inducing=10)
+    t = sign * torch.arange(40, dtype=torch.float64).unsqueeze(-1) / 10
+    model.update(t[:30], torch.sin(t[:30, 0]), num_steps=0)
+    model.memory.replace(lost=torch.tensor(30.0).double())
+    known = torch.ones(()).double()
+    data = Data(t[30:], torch.sin(t[30:, 0]))
+    assert outgrown(model.memory, data, known) == (0, sign)
+    assert outgrown(model.memory, data, 0 * known) is None  # far ahead: a map
+    shuffled = Data(data.x.flip(-2), data.y)
+    assert outgrown(model.memory, shuffled, known) is None
+    repeated = Data(torch.cat([data.x[:-1], data.x[-2:-1]]), data.y)
+    assert outgrown(model.memory, repeated, known) is None
+    model.memory.replace(lost=torch.tensor(0.1).double())
+    assert outgrown(model.memory, data, known) is None  # points suffice

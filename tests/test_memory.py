@@ -21,7 +21,7 @@ import oracles
 from torch_ssgp import StreamingGP, settings
 from torch_ssgp.exceptions import ArgumentError, BudgetWarning
 from torch_ssgp.functional import PseudoObservations
-from torch_ssgp.memory import Rows, choose_points, first_of_each
+from torch_ssgp.memory import Rows, choose_points, first_of_each, recent_half
 
 SIZES = {"M": 1, "2M": 2, "larger than the stream": 100}
 
@@ -406,3 +406,27 @@ def test_a_reset_forgets_data_and_keeps_hyperparameters():
     result = model.update(x[:30], y[:30], num_steps=0)
     assert model.summary.num_data == 30
     torch.testing.assert_close(result.increment, result.bound)
+
+
+# -- forgetting a stretch -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_recent_half_of_rows_is_their_marginal_likelihood(sign):
+    """With values of old points integrated out: a Schur complement of the precision."""
+    points = torch.rand(6, 2, dtype=torch.float64)
+    U, g = torch.randn(9, 6).double(), torch.randn(9).double()
+    rho, n = torch.tensor(0.7).double(), torch.tensor(50.0).double()
+    rows = recent_half(Rows(points, PseudoObservations(U, g, rho, n)), 1, sign)
+    order = (sign * points[:, 1]).argsort()
+    old, new = order[:3], order[3:]
+    assert torch.equal(rows.points, points[new])
+    P, h = U.mT @ U, U.mT @ g
+    gain = P[new][:, old] @ torch.linalg.inv(P[old][:, old])
+    precision = P[new][:, new] - gain @ P[old][:, new]
+    shift = h[new] - gain @ h[old]
+    torch.testing.assert_close(rows.past.U.mT @ rows.past.U, precision)
+    torch.testing.assert_close(rows.past.U.mT @ rows.past.g, shift)
+    share = U[:, new].square().sum() / U.square().sum()
+    torch.testing.assert_close(rows.past.n, share * n)
+    assert rows.past.rho > 0

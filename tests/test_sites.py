@@ -342,6 +342,34 @@ def test_digits_streamed_class_by_class_are_not_forgotten():
 # ----------------------------------------------------------- streams against batch
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_labels_may_come_class_by_class(first):
+    """With learned hyperparameters, as well as in random order."""
+
+    def crescents(n: int, seed: int):
+        generator = torch.Generator().manual_seed(seed)
+        t, u = torch.rand(2, n, dtype=torch.float64, generator=generator)
+        upper = torch.stack([torch.cos(3.14 * t), torch.sin(3.14 * t)], -1)
+        lower = torch.stack([1 - upper[:, 0], 0.5 - upper[:, 1]], -1)
+        x = torch.where((u < 0.5).unsqueeze(-1), lower, upper)
+        e = torch.randn(n, 2, dtype=torch.float64, generator=generator)
+        return x + 0.15 * e, (u < 0.5).double()
+
+    x, y = crescents(240, seed=2)
+    order = ((y - first).abs()).argsort(stable=True)
+    x_test, y_test = crescents(1000, seed=3)
+    model = StreamingGP(
+        ScaleKernel(RBFKernel(ard_num_dims=2)),
+        likelihood=BernoulliLikelihood(),
+        num_inducing=20,
+    ).double()
+    learned = [model.update(x[i], y[i], num_steps=40).learned for i in order.split(40)]
+    assert not learned[0]  # one class says nothing about the kernel
+    assert learned[-1] or any(learned)
+    error = ((model.predict(x_test).mean > 0.5).double() != y_test).double().mean()
+    assert error < 0.035  # 0.01 to 0.02 in random order
+
+
 def test_banana_streams_as_well_as_a_batch():
     """A reduced form of the table of scripts/reproduce.py: one order."""
     stream = banana("left_to_right", batches=4, max_test=1000)

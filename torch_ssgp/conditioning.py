@@ -18,9 +18,9 @@ from torch_ssgp.modules import (
     same_variables,
 )
 from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.state import recall
 from torch_ssgp.update.walk import make_objective
-from torch_ssgp.update.objective import Prior
 
 Core = TypeVar("Core", bound=StreamingCore)
 
@@ -118,7 +118,9 @@ def _memory_with(
         started_at=core.memory.started_at,
         since_start=core.memory.since_start + new.y.size(-1),
         since_learning=core.memory.since_learning + new.y.size(-1),
+        extremes=core.memory.extremes.expand(*batch, -1),
         loss=core.memory.loss.expand(batch),
+        lost=core.memory.lost.expand(batch),
         doubt=core.memory.doubt.expand(*batch, -1),
         doubted=core.memory.doubted,
     )
@@ -141,7 +143,7 @@ def _as_sites(core: StreamingCore, data: Data) -> tuple[Data, Tensor]:
         jitter=core.jitter(data.y.dtype),
     )
     objective.start_at(torch.cat([z_a, x], -2))
-    sites = objective.as_gaussian(objective.prior(), freeze=True)
+    sites = objective.as_gaussian(objective.prior())
     return Data(data.x, sites.target, sites.noise), sites.offset
 
 

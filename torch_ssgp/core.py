@@ -30,8 +30,8 @@ from torch_ssgp.modules import (
 )
 from torch_ssgp.prediction import Predictor, freeze
 from torch_ssgp.summary import PosteriorSummary
-from torch_ssgp.update.state import Known, Learned, Limits
 from torch_ssgp.update.objective import Prior
+from torch_ssgp.update.state import Known, Learned, Limits
 
 
 class StreamingCore(AtomicModule, GP):

@@ -104,6 +104,18 @@ class InducingPolicy(ABC):
         del candidates, loss
         return z
 
+    def wants_points(self, lost: Tensor, num_now: int, budget: int) -> bool:
+        """Whether to choose again where nothing is learned; yes by default.
+
+        Args:
+            lost: ``(*batch, n)``, nats that each new datum loses at the points of
+                before.
+            num_now: The number of these.
+            budget: ``num_inducing`` of the model.
+        """
+        del lost, num_now, budget
+        return True
+
     def extend(self, candidates: Candidates) -> Tensor:
         """Choose where nothing is learned; cheaper, where a policy has such a way.
 
@@ -395,6 +407,12 @@ class AdaptiveBudget(InducingPolicy):
         points, loss = self.policy.rank(candidates, enough, self.min_inducing)
         count = int((loss > enough.unsqueeze(-1)).sum(-1).max()) + 1
         return points[..., : max(count, self.min_inducing), :]
+
+    def wants_points(self, lost: Tensor, num_now: int, budget: int) -> bool:
+        """Whether a new datum needs a point, or all together and there is room."""
+        has_room = num_now < (self.max_inducing or budget)
+        allowed = lost.new_tensor(self.tolerance if has_room else NEEDED)
+        return bool(((lost.mean(-1) > allowed) | (lost > NEEDED).any(-1)).any())
 
     def extend(self, candidates: Candidates) -> Tensor:
         """The points of before, and what new data need beside them.

@@ -202,11 +202,13 @@ class Memory(Buffers):
             after forgetting.
         offset: ``(*batch,)``, residual that belongs to the sites.
         shared_noise: Whether the noise of the rows follows the likelihood.
+        extremes: ``(*batch, e)``, smallest and largest target seen, if any was.
         started_at: ``()``, data behind the last fresh start of hyperparameters; zero
             if nothing was learned yet.
         since_start: ``()``, data that came after it.
         since_learning: ``()``, data that came after hyperparameters were last learned.
         loss: ``(*batch,)``, nats per datum that the inducing points lost then.
+        lost: ``(*batch,)``, nats that they lose now, over all data.
         doubt: ``(*batch, q)``, evidence that the stream has changed, in nats, for every
             power of forgetting; see :mod:`torch_ssgp.update.forgetting`.
         doubted: ``()``, data that came since there is a doubt.
@@ -224,10 +226,12 @@ class Memory(Buffers):
         "weight": "k",
         "offset": "",
         "shared_noise": "",
+        "extremes": "e",
         "started_at": "",
         "since_start": "",
         "since_learning": "",
         "loss": "",
+        "lost": "",
         "doubt": "q",
         "doubted": "",
     }
@@ -243,10 +247,12 @@ class Memory(Buffers):
     weight: Tensor
     offset: Tensor
     shared_noise: Tensor
+    extremes: Tensor
     started_at: Tensor
     since_start: Tensor
     since_learning: Tensor
     loss: Tensor
+    lost: Tensor
     doubt: Tensor
     doubted: Tensor
 
@@ -263,10 +269,12 @@ class Memory(Buffers):
             "noise": torch.zeros(*batch_shape, 0),
             "weight": torch.zeros(0),
             "offset": torch.zeros(batch_shape),
+            "extremes": torch.zeros(*batch_shape, 0),
             "started_at": torch.zeros(()),
             "since_start": torch.zeros(()),
             "since_learning": torch.zeros(()),
             "loss": torch.zeros(batch_shape),
+            "lost": torch.zeros(batch_shape),
             "doubt": torch.zeros(*batch_shape, 0),
             "doubted": torch.zeros(()),
         }
@@ -398,10 +406,12 @@ def memory_of(summary: dict[str, Tensor]) -> dict[str, Tensor]:
     values = buffers(Rows(z, past), Data(z[..., :0, :], nothing), sites, shared_noise)
     return {
         **values,
+        "extremes": past.rho.new_zeros(*past.rho.shape, 0),
         "started_at": past.n.clone(),
         "since_start": torch.zeros_like(past.n),
         "since_learning": torch.zeros_like(past.n),
         "loss": torch.zeros_like(past.rho),
+        "lost": torch.zeros_like(past.rho),
         "doubt": past.rho.new_zeros(*past.rho.shape, 0),
         "doubted": torch.zeros_like(past.n),
     }
@@ -518,6 +528,39 @@ def _rough_kernel(points: Tensor, capacity: int) -> RBFKernel:
     kernel = RBFKernel(ard_num_dims=num_dims, batch_shape=points.shape[:-2]).to(points)
     kernel.lengthscale = ROUGHNESS * span / capacity ** (1 / num_dims)
     return kernel.requires_grad_(False)
+
+
+# -- forgetting a stretch ---------------------------------------------------------
+
+
+def recent_half(rows: Rows, dim: int, sign: int) -> Rows:
+    r"""What rows say about the later half of their points.
+
+    The values at the others are integrated out of the likelihood, with nothing known
+    about them: with :math:`[U_{old}, U_{new}] = Q R`, the rows of :math:`R` below the
+    first block. Data and residual are counted in proportion to the precision that is
+    left.
+
+    Args:
+        rows: Pseudo-observations at points.
+        dim: The input that tells earlier from later.
+        sign: 1 if it grows with time, -1 if it falls.
+    """
+    points, (U, g, rho, n) = rows
+    count = points.size(-2) // 2
+    order = (sign * points[..., dim]).argsort(-1)
+    ordered = points.gather(-2, order.unsqueeze(-1).expand(points.shape))
+    batch = torch.broadcast_shapes(order.shape[:-1], U.shape[:-2])
+    index = order.unsqueeze(-2).expand(*batch, U.size(-2), -1)
+    U = U.expand(*batch, -1, -1).gather(-1, index)
+    share = fn.squared_norm(U[..., count:], (-2, -1)) / fn.squared_norm(U, (-2, -1))
+    g = g.expand(*batch, -1).unsqueeze(-1)
+    R = torch.linalg.qr(torch.cat([U, g], -1), mode="r").R[..., count:, :]
+    num_left = points.size(-2) - count
+    U, g = R[..., :num_left, count:-1], R[..., :num_left, -1]
+    residual = fn.squared_norm(R[..., num_left:, -1])
+    past = PseudoObservations(U, g, share * (rho + residual), share * n)
+    return Rows(ordered[..., count:, :], past)
 
 
 class Start(nn.Module):

@@ -33,7 +33,7 @@ from torch_ssgp import likelihoods
 from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.inducing import evenly
-from torch_ssgp.memory import Data
+from torch_ssgp.memory import Data, Memory
 from torch_ssgp.modules import form_of, inducing_gram, observation_noise
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Prior
@@ -46,6 +46,9 @@ OUTLIER = 4.6  # nats by which one datum may speak for a change: one in a hundre
 WITNESS = 2.3  # nats of doubt that make data part of what may have begun
 MAX_DATA = 256  # new data that are looked at, evenly spread over the batch
 SURPRISING = 4.0  # standard deviations of the misfit that call for learning
+STARVED = 0.05  # nats per datum that inducing points lose when a stream outgrew them
+FOLLOWED = 0.5  # share of the variance of new data that is known where one follows
+TICKS = 4  # data in order that make an input a clock
 FADING = 0.9  # what is left of old evidence for a drift after an update
 
 
@@ -59,26 +62,33 @@ class Judgement(NamedTuple):
         surprise: ``(*batch,)``, nats per datum by which the data are less probable
             than the model expected.
         is_surprising: ``(*batch,)``, whether that is more than chance.
+        explained: ``(*batch,)``, share of their prior variance that was known before.
     """
 
     gain: Tensor
     capped: Tensor
     surprise: Tensor
     is_surprising: Tensor
+    explained: Tensor
 
 
 @torch.no_grad()
 @breakdowns(ValueError)
 def judge(
-    prior: Prior, summary: PosteriorSummary, data: Data, jitter: float
+    prior: Prior,
+    summary: PosteriorSummary,
+    data: Data,
+    jitter: float,
+    powers_tried: tuple[float, ...] = POWERS,
 ) -> Judgement | None:
-    """Predict new data from the past, raised to each of ``POWERS``.
+    """Predict new data from the past, raised to each of a few powers.
 
     Args:
         prior: Frozen modules in the dtype of the algebra.
         summary: The posterior at the inducing points.
         data: New data.
         jitter: Relative jitter.
+        powers_tried: The powers, 1 last.
 
     Returns:
         ``None`` if there is no past, or no new data.
@@ -101,27 +111,27 @@ def judge(
     A_f = fn.solve_lower(L, K_zf)
     rows = fn.recall(past, L, prior.mean(z))
     scale = s[..., None, None]
-    known_rows = rows.A @ rows.A.mT / scale
-    if not bool(torch.isfinite(known_rows).all()):
+    known = rows.A @ rows.A.mT / scale
+    if not bool(torch.isfinite(known).all()):
         raise Breakdown("the posterior is not finite")
-    # In the eigenbasis of what is known, every power is a division.
-    values, Q = torch.linalg.eigh(known_rows)
-    b = (Q.mT @ (rows.A @ rows.r.unsqueeze(-1)) / scale).squeeze(-1)
-    B = Q.mT @ A_f
-    powers = torch.tensor(POWERS, dtype=y.dtype, device=y.device)
-    known = powers.unsqueeze(-1) * values.clamp_min(0).unsqueeze(-2)  # (*batch, q, m)
-    shrunk = powers.unsqueeze(-1) * b.unsqueeze(-2) / (1 + known)
-    mean = prior.mean(data.x).unsqueeze(-2) + shrunk @ B  # (*batch, q, n)
-    explained = known / (1 + known)
+    powers = torch.tensor(powers_tried, dtype=y.dtype, device=y.device)
+    each = powers[:, None, None]
+    eye = torch.eye(known.size(-1), dtype=y.dtype, device=y.device)
+    L_D = fn.cholesky(eye + each * known.unsqueeze(-3))  # (*batch, q, m, m)
+    b = each * (rows.A @ rows.r.unsqueeze(-1) / scale).unsqueeze(-3)
+    A_q = A_f.unsqueeze(-3).expand(*b.shape[:-2], *A_f.shape[-2:])
+    solved = fn.solve_lower(L_D, torch.cat([A_q, b], -1))
+    B, c = solved[..., :-1], solved[..., -1:]
+    mean = prior.mean(data.x).unsqueeze(-2) + (B.mT @ c).squeeze(-1)  # (*batch, q, n)
+    k_ff = form.variances(data.x).unsqueeze(-2)
+    known_before = fn.squared_norm(A_f, -2).unsqueeze(-2)
+    variance = k_ff - known_before + fn.squared_norm(B, -2)
     if gaussian:
         sigma2 = observation_noise(prior.likelihood, data.noise).expand(y.shape)
         # (*batch, q, n, n); no datum is used to predict itself or those before it.
-        K_ff = form.gram(data.x, data.x).unsqueeze(-3)
-        explained = (B.unsqueeze(-3).mT * explained.unsqueeze(-2)) @ B.unsqueeze(-3)
-        C = K_ff - explained
-        k_ff = form.variances(data.x).unsqueeze(-2)
-        diagonal = k_ff - explained.diagonal(dim1=-2, dim2=-1)
-        diagonal = diagonal.clamp_min(0) + sigma2.unsqueeze(-2)
+        K_ff = (form.gram(data.x, data.x) - A_f.mT @ A_f).unsqueeze(-3)
+        C = K_ff + B.mT @ B
+        diagonal = variance.clamp_min(0) + sigma2.unsqueeze(-2)
         L_C = fn.cholesky(torch.diagonal_scatter(C, diagonal, dim1=-2, dim2=-1))
         error = (y.unsqueeze(-2) - mean).unsqueeze(-1)
         error = fn.solve_lower(L_C, error).squeeze(-1)
@@ -129,8 +139,7 @@ def judge(
         log_prob = -0.5 * (error.square() + fn.LOG_2PI) - logs
         misfit = error[..., -1, :].square()
     else:
-        k_ff = form.variances(data.x).unsqueeze(-2)
-        variance = (k_ff - explained @ B.square()).clamp_min(1e-12)
+        variance = variance.clamp_min(1e-12)
         target = y.unsqueeze(-2).expand(mean.shape)
         log_prob = torch.stack(
             [
@@ -148,7 +157,10 @@ def judge(
     surprise = 0.5 * (misfit - 1).mean(-1)
     # Again no datum alone: an outlier is nothing to learn from.
     excess = (misfit - 1).clamp_max(5.0).sum(-1) / (2 * num_data) ** 0.5
-    return Judgement(gain.sum(-1), capped, surprise, excess > SURPRISING)
+    explained = 1 - (variance[..., -1, :] / k_ff.squeeze(-2)).mean(-1)
+    return Judgement(
+        gain.sum(-1), capped, surprise, excess > SURPRISING, explained.nan_to_num(1.0)
+    )
 
 
 class Verdict(NamedTuple):
@@ -182,6 +194,46 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float) -> Verdict:
     return Verdict(torch.where(best > -torch.inf, powers[index], 1.0), doubt)
 
 
+class Clock(NamedTuple):
+    """An input that grows with every datum, or falls: time.
+
+    Attributes:
+        dim: Which of the inputs.
+        sign: Whether it grows (1) or falls (-1).
+    """
+
+    dim: int
+    sign: int
+
+
+def outgrown(memory: Memory, data: Data, explained: Tensor) -> Clock | None:
+    """The clock of a stream that has outgrown its inducing points, if it has one.
+
+    Points that have to cover all of a time axis blur what is recent. That is what a
+    map wants, which is filled in piece by piece. A stream that is followed, each
+    datum being predicted from those just before it, lets go of its oldest stretch.
+
+    Args:
+        memory: What is remembered.
+        data: New data.
+        explained: ``(*batch,)``, share of their prior variance known before.
+    """
+    lost = memory.lost / memory.num_data
+    if not bool(((lost > STARVED) & (explained > FOLLOWED)).any()):
+        return None
+    old = memory.compressed.points
+    x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
+    if old.size(-2) < 2 or x.size(-2) < TICKS:
+        return None
+    for sign in (1, -1):
+        later = (sign * x.diff(dim=-2)).amin(-2) > 0
+        beyond = sign * (x[..., 0, :] - (sign * old.to(x)).amax(-2) * sign) >= 0
+        grows = (later & beyond).reshape(-1, x.size(-1)).all(0)
+        if bool(grows.any()):
+            return Clock(int(grows.int().argmax()), sign)
+    return None
+
+
 class Judged(NamedTuple):
     """What new data say about the past, and what follows from it.
 
@@ -191,6 +243,7 @@ class Judged(NamedTuple):
         doubted: Data that came since there is a doubt, the new ones included.
         surprise: ``(*batch,)``, nats per datum below what the model expected.
         is_surprising: ``(*batch,)``, whether that is more than chance.
+        clock: The input along which the older half of the past is to be dropped.
     """
 
     power: float | Tensor
@@ -198,6 +251,7 @@ class Judged(NamedTuple):
     doubted: float
     surprise: Tensor
     is_surprising: Tensor
+    clock: Clock | None = None
 
     @classmethod
     def of(
@@ -211,17 +265,21 @@ class Judged(NamedTuple):
         judgement = None
         if is_auto or options.learns_when_due:
             with suppress(Breakdown):  # what cannot be predicted says nothing
-                judgement = judge(known.frozen, known.summary, data, limits.jitter)
+                powers = POWERS if is_auto else (0.0, 1.0)
+                judgement = judge(
+                    known.frozen, known.summary, data, limits.jitter, powers
+                )
         if judgement is None:
             return cls(power, memory.doubt, 0.0, nothing, nothing > 0)
-        doubt, doubted = memory.doubt.to(y), 0.0
+        doubt, doubted, clock = memory.doubt.to(y), 0.0, None
         if is_auto:
             is_old = bool((doubt[..., :1] > WITNESS).any())  # doubt of before
             power, doubt = decide(judgement, doubt, options.change_odds)
             doubted = is_old * float(memory.doubted) + y.size(-1)
             if bool((power == 1).all()):
-                power = 1.0
-        return cls(power, doubt, doubted, *judgement[-2:])
+                power, clock = 1.0, outgrown(memory, data, judgement.explained)
+        surprise, is_surprising = judgement.surprise, judgement.is_surprising
+        return cls(power, doubt, doubted, surprise, is_surprising, clock)
 
     @property
     def is_doubtful(self) -> bool:

@@ -50,6 +50,7 @@ class Objective(nn.Module, ABC):
 
     z: nn.Parameter
     settled: bool = True  # what is not learned by gradients has converged
+    revises: bool = False  # whether new data change how old ones are seen
     round_length: int | None = None  # steps of L-BFGS for which the function stays
 
     def __init__(
@@ -94,13 +95,22 @@ class Objective(nn.Module, ABC):
         """What the inner loop maximises and the bounds in it, ``(*batch,)`` each."""
 
     @abstractmethod
-    def as_gaussian(self, prior: PriorBlocks, *, freeze: bool) -> GaussianData:
+    def as_gaussian(self, prior: PriorBlocks) -> GaussianData:
         """The data as Gaussian observations.
 
         Args:
             prior: Prior blocks at the final hyperparameters and inducing points.
-            freeze: Whether nobody will look at the data again.
         """
+
+    def as_lasting(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
+        """The same for a memory that is compressed: nobody sees the data again.
+
+        Args:
+            prior: As before.
+            data: What :meth:`as_gaussian` returned.
+        """
+        del prior
+        return data
 
     @abstractmethod
     def remembered_noise(self, data: GaussianData) -> Tensor:
@@ -253,9 +263,7 @@ class GaussianObjective(Objective):
             return s.unsqueeze(-1), s
         return noise.expand(y.shape), y.new_ones(y.shape[:-1])
 
-    def as_gaussian(
-        self, prior: PriorBlocks | None = None, *, freeze: bool = False
-    ) -> GaussianData:
+    def as_gaussian(self, prior: PriorBlocks | None = None) -> GaussianData:
         """The data themselves."""
         noise = None if self.shared_noise else self.noises()[0]
         return GaussianData(self.data.y, noise, torch.zeros_like(self.past.rho))

@@ -49,7 +49,6 @@ from torch_ssgp.update.objective import Objective
 # it was made at: beyond, the site is linear for all purposes, and no row can be.
 MAX_DISTANCE = 1e3
 MIN_PRECISION = 1e-30  # of a site that says nothing
-SECANT_LENGTH = 2.0  # standard deviations, see `secant_sites`
 TOLERANCE = 1e-8  # of natural gradients, in units of the prior
 MAX_ITERATIONS = 200
 ROUND = 10  # steps of L-BFGS between two E-phases
@@ -217,6 +216,7 @@ class SiteObjective(Objective):
     begin with the sites they had.
     """
 
+    revises = True
     round_length = ROUND
     sites: Sites | None = None
     known: Sites | None = None  # sites of the first data, from earlier updates
@@ -398,10 +398,8 @@ class SiteObjective(Objective):
         .. math:: \beta_i = \frac{g_i(m_i - d_i) - g_i(m_i)}{d_i}, \quad
             g_i = \partial_{m_i} E_q \log p(y_i \mid f_i),
 
-        over a move :math:`d_i` back towards the prior mean, by at most
-        ``SECANT_LENGTH``
-        standard deviations of q. Slopes at :math:`m_i` stay, hence so does the mean
-        of q.
+        over the way :math:`d_i` back to the prior mean: where the next class may pull
+        the function. Slopes at :math:`m_i` stay, hence so does the mean of q.
 
         Args:
             basis: Coordinates of data and past.
@@ -411,9 +409,7 @@ class SiteObjective(Objective):
             Sites of the same slopes, with larger precisions where they would fade.
         """
         q = marginals(basis, sites)
-        back = basis.m_f - q.mean
-        limit = SECANT_LENGTH * q.variance.sqrt()
-        move = torch.maximum(torch.minimum(back, limit), -limit)
+        move = basis.m_f - q.mean
         far = move.abs() > 1e-3 * basis.k_f.sqrt()
         now = self._slope(q.mean, q.variance)
         then = self._slope(q.mean + move, q.variance)
@@ -475,7 +471,7 @@ class SiteObjective(Objective):
         self.moving = False
 
     @torch.no_grad()
-    def as_gaussian(self, prior: PriorBlocks, *, freeze: bool) -> GaussianData:
+    def as_gaussian(self, prior: PriorBlocks) -> GaussianData:
         """Rows of the settled sites.
 
         Their offset is the constant for which the evidence of the rows is the bound:
@@ -485,16 +481,24 @@ class SiteObjective(Objective):
 
         Args:
             prior: Prior blocks at the final hyperparameters and inducing points.
-            freeze: Whether these sites are for good: those of classes, which often
-                come one after the other, then have to bear it.
         """
         rows = basis(prior, self.past)
         self.settle(rows)
         assert self.sites is not None
-        sites = self.sites
-        if freeze and self.coupled:
-            sites = self.secant_sites(rows, sites)
-        bound = self.evaluate(rows, sites).bound
+        bound = self.evaluate(rows, self.sites).bound
+        return self._rows_of(self.sites, prior, bound)
+
+    @torch.no_grad()
+    def as_lasting(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
+        """Rows of secants, where data are labels: classes may come one by one."""
+        if not likelihoods.takes_labels(self.likelihood):
+            return data
+        rows = basis(prior, self.past)
+        assert self.sites is not None
+        bound = self.evaluate(rows, self.sites).bound
+        return self._rows_of(self.secant_sites(rows, self.sites), prior, bound)
+
+    def _rows_of(self, sites: Sites, prior: PriorBlocks, bound: Tensor) -> GaussianData:
         nothing = torch.zeros_like(self.past.rho)
         data = GaussianData(sites.target, self._noise(sites), nothing)
         excess = fn.evidence(*self.project(prior, data)) - bound

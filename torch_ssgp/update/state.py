@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_ssgp import functional as fn
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.inducing import InducingPolicy
-from torch_ssgp.memory import Data, Memory, Rows
+from torch_ssgp.memory import Data, Memory, Rows, recent_half
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.ascent import Ascended
 from torch_ssgp.update.objective import Prior
@@ -103,6 +103,7 @@ def recall(
     shared_noise: bool,
     power: float | Tensor = 1.0,
     pending: int = 0,
+    clock: tuple[int, int] | None = None,
 ) -> tuple[Rows, Data]:
     """Rows and raw data of a memory, in the form and dtype of the coming update.
 
@@ -113,6 +114,7 @@ def recall(
         power: Power to which the likelihood of the past is raised, one for all or
             ``(*batch,)``.
         pending: The number of raw data, the last ones, that keep their weight.
+        clock: Input and direction along which the older half of the rows is dropped.
 
     Returns:
         Rows with all batch dimensions, and raw data; both may be empty.
@@ -166,4 +168,5 @@ def recall(
         )
         z_a = z_a[..., :0, :]
         raw = raw.narrow(num_old, pending)
-    return Rows(z_a, past), raw
+    rows = Rows(z_a, past)
+    return rows if clock is None else recent_half(rows, *clock), raw

@@ -27,6 +27,7 @@ from torch_ssgp.memory import (
     stored,
 )
 from torch_ssgp.modules import gram, same_points
+from torch_ssgp.update.appending import append
 from torch_ssgp.update.ascent import Ascended, choose, maximize
 from torch_ssgp.update.forgetting import Judged
 from torch_ssgp.update.objective import GaussianObjective, Objective, Prior
@@ -87,10 +88,19 @@ class Update:
         """What is known, with the new data."""
         known, data = self.known, self.new
         self.past, raw = recall(
-            known, data, self.limits.shared_noise, self.judged.power, self.pending
+            known,
+            data,
+            self.limits.shared_noise,
+            self.judged.power,
+            self.pending,
+            self.judged.clock,
         )
         self.num_raw = raw.y.size(-1)
         self.data = remember(raw, data) if data.y.size(-1) else raw
+        seen = torch.cat(
+            fn.broadcast_rows(known.memory.extremes.to(data.y), data.y), -1
+        )
+        self.extremes = torch.stack(seen.aminmax(dim=-1), -1) if seen.numel() else seen
         num_data = self.past.past.n + self.data.num_data
         self.num_data = float(num_data.max())
         self.since_start = float(known.memory.since_start) + data.y.size(-1)
@@ -147,19 +157,116 @@ class Update:
             maximize(objective, options, learn_hyperparameters=True)
         with torch.no_grad():
             blocks = objective.final_prior(objective.z.detach())
-            sites = objective.as_gaussian(blocks, freeze=False)
+            sites = objective.as_gaussian(blocks)
             rows, s = objective.project(blocks, sites)
             return fn.evidence(rows, s) + rows.loss / (2 * s)
 
     def run(self) -> Learned:
         """All steps; see the top of this file."""
-        starts, is_due = [(self.objective, self.is_first)], self.is_due()
+        learned = self.append()
+        if learned is None:
+            learned = self.learn()
+        old, judged = self.known.memory, self.judged
+        loss = (learned.loss / self.num_data).detach()
+        if self.waits and bool((loss > old.loss.to(loss) + LOSS).any()):
+            # New data are too far from the inducing points of before.
+            again = (self.known, self.new, self.asked, self.limits, judged)
+            return Update(*again, must_learn=True).run()
+        started_at, since_start = old.started_at, self.since_start
+        if self.is_due() or (self.is_first and self.learns and not self.is_one_class):
+            started_at = torch.full_like(started_at, self.num_telling())
+            since_start = 0
+        memory = {
+            **learned.memory,
+            "extremes": stored(self.extremes),
+            "started_at": started_at,
+            "since_start": torch.full_like(started_at, since_start),
+            "since_learning": torch.full_like(
+                started_at, 0 if self.learns else self.since_learning
+            ),
+            "loss": stored(loss if self.learns else old.loss.to(loss)),
+            "lost": stored(learned.loss),
+            "doubt": stored(judged.doubt),
+            "doubted": torch.full_like(started_at, judged.doubted),
+        }
+        power = torch.as_tensor(judged.power, dtype=learned.bound.dtype)
+        if judged.clock is not None:
+            power = (self.num_data - self.new.y.size(-1)) / old.num_data
+        return learned._replace(
+            memory=memory,
+            forgot=power.to(learned.bound.device).expand(learned.bound.shape),
+            surprise=judged.surprise,
+            learned=self.options.num_steps > 0 and not self.is_one_class,
+        )
+
+    def append(self) -> Learned | None:
+        """Add rows to the posterior of before, if that is all there is to do."""
+        summary, limits, options = self.known.summary, self.limits, self.options
+        num_new = self.new.y.size(-1)
+        if (
+            summary.is_empty
+            or num_new == 0
+            or options.num_steps
+            or options.inducing_points is not None
+            or self.judged.clock is not None
+            or isinstance(self.judged.power, Tensor)
+            or self.judged.power != 1
+            or limits.alpha
+            or bool(summary.shared_noise) != limits.shared_noise
+        ):
+            return None
+        objective = self.objective()
+        if objective.revises or (self.is_finer and self.compresses(objective)):
+            return None
+        added = append(summary, objective, num_new, limits.policy, limits.num_inducing)
+        if added is None:
+            return None
+        rows, raw = Rows(objective.z_a, objective.past), objective.data
+        loss = self.known.memory.lost.to(added.loss) + added.loss
+        noise = None if limits.shared_noise else objective.noises()[0]
+        sites = GaussianData(raw.y, noise, torch.zeros_like(added.loss))
+        sites = sites._replace(noise=objective.remembered_noise(sites))
+        if not self.is_finer:
+            rows = Rows(summary.inducing_points, added.past)
+            raw, sites = _no_raw_data(raw)
+            loss = added.loss  # what was lost before is part of the rows
+        nothing = torch.zeros_like(loss)
+        return Learned(
+            prior=objective.modules_of_prior,
+            summary={
+                **dict(summary.named_buffers()),
+                "U": stored(added.past.U),
+                "g": stored(added.past.g),
+                "residual": stored(added.past.rho),
+                "num_data": stored(added.past.n),
+                "noise_scale": stored(added.s),
+                "num_updates": summary.num_updates + 1,
+            },
+            memory=buffers(rows, raw, sites, limits.shared_noise),
+            bound=added.bound,
+            loss=loss,
+            loss_before=loss,
+            memory_loss=nothing,
+            num_kept=torch.full_like(loss, summary.num_inducing, dtype=torch.long),
+            restarted=torch.zeros_like(loss, dtype=torch.bool),
+            forgot=torch.ones_like(loss),
+            surprise=nothing,
+            learned=False,
+            ascended=Ascended(loss.new_empty(0, *loss.shape), 0, True),
+            settled=True,
+            status=Status.OK,
+        )
+
+    def learn(self) -> Learned:
+        """Choose points, climb from every start, and keep the best."""
+        start = self.fresh_objective if self.is_first else self.objective
+        starts, is_due = [(start, self.is_first)], self.is_due()
         if is_due:
             starts.append((self.fresh_objective, True))
         attempts: list[tuple[Objective, Ascended] | None] = []
-        for start, fresh in starts:
+        for make, fresh in starts:
             try:
-                attempts.append(self.attempt(start(), fresh=fresh))
+                attempts.append(self.attempt(make(), fresh=fresh))
             except Breakdown:
                 if len(attempts) + 1 == len(starts) and not any(attempts):
                     raise
@@ -170,35 +277,7 @@ class Update:
         if first and second:
             restarted = _take_better(first[0], second[0])
         objective, ascended = second if second and bool(restarted.all()) else first  # type: ignore[misc]
-        learned = self.finish(objective, ascended)
-        old, judged = self.known.memory, self.judged
-        loss = (learned.loss / self.num_data).detach()
-        if self.waits and bool((loss > old.loss.to(loss) + LOSS).any()):
-            # New data are too far from the inducing points of before.
-            again = (self.known, self.new, self.asked, self.limits, judged)
-            return Update(*again, must_learn=True).run()
-        started_at, since_start = old.started_at, self.since_start
-        if is_due or (self.is_first and self.learns):
-            started_at, since_start = torch.full_like(started_at, self.num_data), 0
-        memory = {
-            **learned.memory,
-            "started_at": started_at,
-            "since_start": torch.full_like(started_at, since_start),
-            "since_learning": torch.full_like(
-                started_at, 0 if self.learns else self.since_learning
-            ),
-            "loss": stored(loss if self.learns else old.loss.to(loss)),
-            "doubt": stored(judged.doubt),
-            "doubted": torch.full_like(started_at, judged.doubted),
-        }
-        power = torch.as_tensor(judged.power, dtype=learned.bound.dtype)
-        return learned._replace(
-            memory=memory,
-            restarted=restarted,
-            forgot=power.to(learned.bound.device).expand(learned.bound.shape),
-            surprise=judged.surprise,
-            learned=self.options.num_steps > 0,
-        )
+        return self.finish(objective, ascended)._replace(restarted=restarted)
 
     # -- starts -----------------------------------------------------------------------
 
@@ -231,6 +310,33 @@ class Update:
     def is_first(self) -> bool:
         """Whether hyperparameters were never learned."""
         return float(self.known.memory.started_at) == 0
+
+    @property
+    def is_one_class(self) -> bool:
+        """Whether data are labels that all agree: any constant explains them.
+
+        A kernel learned from them would be one, and could not tell classes that come
+        later apart.
+        """
+        if not (self.is_first and self.takes_labels):
+            return False
+        low, high = self.extremes.unbind(-1)
+        return bool((low == high).all())
+
+    @property
+    def takes_labels(self) -> bool:
+        """Whether data are labels of classes."""
+        return likelihoods.takes_labels(self.known.prior.likelihood)
+
+    def num_telling(self) -> float:
+        """Data behind a start; of labels no more than those of the rarer class.
+
+        The first few of a second class say little: the next start comes soon.
+        """
+        before = self.known.memory.extremes.to(self.extremes)
+        if not (self.is_first and before.numel() and self.takes_labels):
+            return self.num_data
+        return min(2 * int((self.new.y != before[..., :1]).sum()), self.num_data)
 
     def is_due(self) -> bool:
         """Whether a fresh start is: as many data came since the last one as it had."""
@@ -265,6 +371,10 @@ class Update:
             z = options.inducing_points
             z = self.choose(objective) if z is None else z
         moves = bool(options.learn_inducing_points) and options.num_steps > 0
+        if self.is_one_class:
+            objective.start_at(z)
+            nothing = objective.data.y.new_empty(0, *objective.batch_shape)
+            return objective, Ascended(nothing, 0, True)
         objective.start_at(z, learn=moves)
         if options.num_steps:
             _with_enough_jitter(objective, objective.check_finite)
@@ -299,6 +409,7 @@ class Update:
     def choose(self, objective: Objective) -> Tensor:
         """The choice of the policy; a cheaper one where nothing is learned."""
         policy, is_new = self.limits.policy, self.options.num_steps > 0
+        is_new = is_new or self.judged.clock is not None
         choice = policy if is_new or self.has_changed(objective) else policy.extend
         z = choice(self.candidates(objective))
         check.check_choice(z, policy, objective.data.x)
@@ -349,16 +460,14 @@ class Update:
         if objective.z.requires_grad:
             # Where they came to rest, points may coincide.
             objective.start_at(objective.z.detach())
-        compresses = self.compresses(objective)
         prior = objective.final_prior(objective.z.detach())
-        data = objective.as_gaussian(prior, freeze=compresses)
+        data = objective.as_gaussian(prior)
         rows, s = objective.project(prior, data)
         if self.options.inducing_points is None and self.revise(
             objective, rows.loss / (2 * s)
         ):
-            compresses = self.compresses(objective)
             prior = objective.final_prior(objective.z.detach())
-            data = objective.as_gaussian(prior, freeze=compresses)
+            data = objective.as_gaussian(prior)
             rows, s = objective.project(prior, data)
         loss = rows.loss / (2 * s)
         rows = fn.compress(rows)
@@ -368,13 +477,13 @@ class Update:
         memory_loss = torch.zeros_like(loss)
         kept, raw = Rows(objective.z_a, objective.past), objective.data
         sites = data._replace(noise=objective.remembered_noise(data))
-        if compresses:
+        if self.compresses(objective):
+            lasting = objective.as_lasting(prior, data)
             kept = Rows(objective.z.detach(), past)
-            if self.is_finer:
-                kept, memory_loss = self.compress(objective, data)
-            nothing = raw.y[..., :0]
-            raw = Data(raw.x[..., :0, :], nothing)
-            sites = GaussianData(nothing, None, torch.zeros_like(kept.past.rho))
+            if self.is_finer or lasting is not data:
+                kept, lost = self.compress(objective, lasting)
+                memory_loss = lost if self.is_finer else memory_loss
+            raw, sites = _no_raw_data(raw)
         shared_noise = self.limits.shared_noise
         loss_before = objective.loss_before
         old = self.candidates(objective).z_a
@@ -428,8 +537,10 @@ class Update:
         if self.options.learn_inducing_points and self.options.num_steps:
             z = z[..., :0, :]
         points, fixed = z, z.size(-2)
+        if not self.is_finer:
+            points, fixed = objective.z.detach(), objective.z.size(-2)
         # Power-EP projects diagonally, once: more points in between would change it.
-        if not (fixed and self.limits.alpha):
+        elif not (fixed and self.limits.alpha):
             points = choose_points(
                 Rows(objective.z_a, objective.past),
                 objective.data.x,
@@ -480,6 +591,13 @@ def _padded(z: Tensor, count: int) -> Tensor:
     """As many points as ``count``: copies of the first are as good as none."""
     more = z[..., :1, :].expand(*z.shape[:-2], count - z.size(-2), z.size(-1))
     return torch.cat([z, more], -2)
+
+
+def _no_raw_data(data: Data) -> tuple[Data, GaussianData]:
+    """None, in the shape of those there are."""
+    nothing = data.y[..., :0]
+    residual = data.y.new_zeros(data.y.shape[:-1])
+    return Data(data.x[..., :0, :], nothing), GaussianData(nothing, None, residual)
 
 
 def _precision(objective: Objective) -> Tensor:
