@@ -52,6 +52,10 @@ class UnsupportedLikelihoodError(StreamingGPError, TypeError):
     """A likelihood that this call cannot serve."""
 
 
+class ExportError(StreamingGPError, TypeError):
+    """A kernel, mean or likelihood that has no closed formula to export."""
+
+
 class FactorizationError(StreamingGPError, RuntimeError):
     """A covariance that stayed indefinite, whatever jitter was added."""
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,10 @@ class Form(ABC):
     @abstractmethod
     def scaled(self, scale: Tensor) -> Form:
         """The same times ``scale`` ``(*batch,)``."""
+
+    @abstractmethod
+    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
+        """The same with ``function`` of each of its tensors, in a fixed order."""
 
 
 class Part(NamedTuple):
@@ -69,6 +74,11 @@ class Part(NamedTuple):
         ones = [torch.ones_like(t[..., :1]) for t in (a, b)]
         return [a, -0.5 * _norms(a), ones[0]], [b, ones[1], -0.5 * _norms(b)]
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Part:
+        """As :meth:`Form.map`."""
+        dims, period = (_mapped(function, t) for t in (self.dims, self.period))
+        return Part(dims, function(self.lengthscale), period)
+
 
 class Exponential(Form):
     """A scaled product of RBF and periodic kernels.
@@ -99,6 +109,11 @@ class Exponential(Form):
     def scaled(self, scale: Tensor) -> Form:
         """The same times ``scale`` ``(*batch,)``."""
         return Exponential(self.parts, scale * self.scale)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
+        """The same with ``function`` of each of its tensors."""
+        parts = [part.map(function) for part in self.parts]
+        return Exponential(parts, function(self.scale))
 
 
 class Radial(Form):
@@ -144,6 +159,12 @@ class Radial(Form):
         scale = scale * self.scale
         return Radial(self.dims, self.lengthscale, scale, self.nu, self.alpha)
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
+        """The same with ``function`` of each of its tensors."""
+        dims, alpha = (_mapped(function, t) for t in (self.dims, self.alpha))
+        lengthscale, scale = function(self.lengthscale), function(self.scale)
+        return Radial(dims, lengthscale, scale, self.nu, alpha)
+
 
 class Linear(Form):
     """A linear kernel, scaled; without inputs, a constant.
@@ -179,6 +200,11 @@ class Linear(Form):
         """The same times ``scale`` ``(*batch,)``."""
         return Linear(self.dims, self.variance, scale * self.scale)
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
+        """The same with ``function`` of each of its tensors."""
+        dims, variance = (_mapped(function, t) for t in (self.dims, self.variance))
+        return Linear(dims, variance, function(self.scale))
+
 
 class Sum(Form):
     """A sum of forms.
@@ -208,6 +234,10 @@ class Sum(Form):
         """The same times ``scale`` ``(*batch,)``."""
         return Sum([term.scaled(scale) for term in self.terms])
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
+        """The same with ``function`` of each of its tensors."""
+        return Sum([term.map(function) for term in self.terms])
+
 
 class Product(Form):
     """A product of forms.
@@ -236,6 +266,10 @@ class Product(Form):
     def scaled(self, scale: Tensor) -> Form:
         """The same times ``scale`` ``(*batch,)``."""
         return Product([self.factors[0].scaled(scale), *self.factors[1:]])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
+        """The same with ``function`` of each of its tensors."""
+        return Product([factor.map(function) for factor in self.factors])
 
 
 # -- reading ------------------------------------------------------------------------
@@ -371,6 +405,12 @@ def select(x: Tensor, dims: Tensor | None) -> Tensor:
 def _one(value: Tensor) -> Tensor:
     """A scale of one for a kernel with this hyperparameter ``(*batch, 1, d)``."""
     return torch.ones_like(value[..., 0, 0]).detach()
+
+
+def _mapped(
+    function: Callable[[Tensor], Tensor], value: Tensor | None
+) -> Tensor | None:
+    return None if value is None else function(value)
 
 
 def _norms(a: Tensor) -> Tensor:

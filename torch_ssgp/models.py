@@ -31,6 +31,7 @@ from torch_ssgp.exceptions import (
     NumericalWarning,
     warn,
 )
+from torch_ssgp.export import ExportedGP, export_predictor
 from torch_ssgp.inducing import AdaptiveBudget, InducingPolicy
 from torch_ssgp.memory import (
     Data,
@@ -368,6 +369,27 @@ class StreamingGP(StreamingCore):
             check.check_noise(noise, latent.mean)
             return likelihood(latent, noise=noise)
         return likelihood(likelihoods.as_likelihood_input(likelihood, latent))
+
+    def export(
+        self, dtype: torch.dtype | None = None, *, from_memory: bool = False
+    ) -> ExportedGP:
+        """What :meth:`predict` says, as a plain module: x -> (mean, variance).
+
+        Tensors and closed formulas only, for ``torch.export``, ``torch.compile``,
+        ``torch.jit.trace`` and ONNX. It is a snapshot: later updates do not change it.
+
+        Args:
+            dtype: Of the results; that of the model by default.
+            from_memory: As in ``model(x, from_memory=True)``.
+
+        Returns:
+            A module; see :mod:`torch_ssgp.export` for what can be exported.
+        """
+        return export_predictor(
+            self.predictor(from_memory),
+            self.dtype if dtype is None else dtype,
+            self.num_dims,
+        )
 
     # -- states ---------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -73,6 +74,10 @@ class Opaque(Form):
     def scaled(self, scale: Tensor) -> Form:
         """The same times a constant kernel."""
         return Product([Linear(None, None, scale), self])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
+        """Its tensors are those of the kernel, which keeps them to itself."""
+        return self
 
 
 def form_of(kernel: Kernel | Form) -> Form:
