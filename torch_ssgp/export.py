@@ -58,7 +58,7 @@ DTYPES = (torch.float32, torch.float64)
 
 
 class ExportedGP(nn.Module):
-    """Mean and variance of targets, from tensors alone; ``StreamingGP.export`` makes it.
+    """Mean and variance of targets, from tensors alone; see ``StreamingGP.export``.
 
     It computes in the dtype of its buffers, that of the algebra of the model: float64,
     unless ``settings.algebra_dtype`` says otherwise. Differentiable in ``x``.
@@ -92,8 +92,9 @@ class ExportedGP(nn.Module):
         super().__init__()
         self.prior_mean, self.observed = prior_mean, observed
         self.dtype, self.num_dims = dtype, num_dims
+        self.has_data = z.size(-2) > 0
         for name, value in (("z", z), ("weights", weights), ("root", root)):
-            self.register_buffer(name, value)
+            self.register_buffer(name, _own(value))
         self.kernel = _KernelTensors(form)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +112,7 @@ class ExportedGP(nn.Module):
             self._check(x)
         form = self.kernel()
         mean, variance = self.prior_mean(x), form.variances(x)
-        if self.z.size(-2):
+        if self.has_data:
             K_sb = form.gram(x, self.z)
             mean = mean + (K_sb @ self.weights).squeeze(-1)
             variance = variance - (K_sb @ self.root).square().sum(-1)
@@ -138,7 +139,7 @@ class _KernelTensors(nn.Module):
         self.num = 0
 
         def register(value: Tensor) -> Tensor:
-            self.register_buffer(f"tensor_{self.num}", value.detach().clone())
+            self.register_buffer(f"tensor_{self.num}", _own(value))
             self.num += 1
             return value.detach().new_empty(0)
 
@@ -163,10 +164,8 @@ class _PriorMean(nn.Module):
 
     def __init__(self, constant: Tensor, weights: Tensor | None = None) -> None:
         super().__init__()
-        self.register_buffer("constant", constant.detach().clone())
-        self.register_buffer(
-            "weights", None if weights is None else weights.detach().clone()
-        )
+        self.register_buffer("constant", _own(constant))
+        self.register_buffer("weights", None if weights is None else _own(weights))
 
     def forward(self, x: Tensor) -> Tensor:
         """Prior means ``(*batch, n)`` at ``x`` ``(*batch, n, d)``."""
@@ -186,7 +185,7 @@ class _Noise(nn.Module):
 
     def __init__(self, noise: Tensor) -> None:
         super().__init__()
-        self.register_buffer("noise", noise.detach().clone())
+        self.register_buffer("noise", _own(noise))
 
     def forward(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of targets from those of the function."""
@@ -260,7 +259,7 @@ def export_predictor(
         raise DtypeError(
             f"dtype is {dtype!r}; expected torch.float32 or torch.float64."
         )
-    z = predictor.z.detach().clone()
+    z = predictor.z
     if predictor.posterior is None:
         weights, root = z.new_zeros(0, 1), z.new_zeros(0, 0)
     else:
@@ -274,7 +273,12 @@ def export_predictor(
         root,
         dtype,
         num_dims,
-    )
+    ).eval()
+
+
+def _own(value: Tensor) -> Tensor:
+    """A copy whose storage holds nothing else, so that it can be written to files."""
+    return value.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _factors(posterior: Posterior) -> tuple[Tensor, Tensor]:

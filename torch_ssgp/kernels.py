@@ -65,8 +65,9 @@ class Part(NamedTuple):
             # -2 sin²(u - v) = cos 2u cos 2v + sin 2u sin 2v - 1
             root = self.lengthscale.rsqrt()
             u, v = (2 * math.pi / self.period * x for x in (x1, x2))
-            num_dims = x1.size(-1) if self.lengthscale.size(-1) == 1 else 1
-            level = -num_dims * self.lengthscale.reciprocal().sum(-1, keepdim=True)
+            # One lengthscale counts for every input; a trace cannot ask how many.
+            each = self.lengthscale.expand(*self.lengthscale.shape[:-1], x1.size(-1))
+            level = -each.reciprocal().sum(-1, keepdim=True)
             phi = [root * u.cos(), root * u.sin(), _column(level, x1)]
             return phi, [root * v.cos(), root * v.sin(), torch.ones_like(x2[..., :1])]
         center = x2.detach().mean(-2, keepdim=True)
