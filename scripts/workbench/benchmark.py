@@ -7,6 +7,7 @@
     python scripts/benchmark.py streams    small batches, periods, labels, deep kernels
     python scripts/benchmark.py ablation   constants of the package, one by one
     python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
+    python scripts/benchmark.py prequential   our river front beside river's models
     python scripts/benchmark.py report     docs/benchmarks.md from what was written
 
 All but ``core``, ``choice`` and ``report`` have arguments of their own: see
@@ -32,14 +33,16 @@ from workbench.pages import listed, markdown, paragraphs, wrapped
 from workbench.results import Contents, header, read, write
 
 COMMANDS = {"core": bench_core.core, "choice": bench_core.choice}
-# Commands with a command line of their own; the last needs the extra botorch.
+# Commands with a command line of their own; some need an extra.
 OTHERS = {
     "policies": "bench_policies",
     "memory": "bench_memory",
     "streams": "bench_streams",
     "ablation": "ablation",
     "bayesopt": "bench_bayesopt",
+    "prequential": "prequential",
 }
+EXTRAS = ("botorch", "river")
 DATA = DOCS / "data"
 
 
@@ -205,9 +208,10 @@ def command(name: str) -> Callable[[list[str]], None]:
     try:
         return importlib.import_module(f"workbench.{OTHERS[name]}").main
     except ModuleNotFoundError as error:
-        if not str(error.name).startswith("botorch"):
+        extra = str(error.name).partition(".")[0]
+        if extra not in EXTRAS:
             raise
-        raise SystemExit(f"{error}. Install it: pip install -e '.[botorch]'") from None
+        raise SystemExit(f"{error}. Install it: pip install -e '.[{extra}]'") from None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,190 @@
+"""The page and the picture of predict-then-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from matplotlib import pyplot
+
+from workbench.pages import bullets, listed, markdown, paragraphs, wrapped
+from workbench.results import Contents, Row
+
+OURS = "StreamingGP"
+CLOSE = 1.02  # of the best error
+POINT = 0.01  # of accuracy
+INSIDE = (0.87, 0.93)  # of intervals that should hold 90 %
+COLORS = {OURS: "tab:red"}
+
+
+def of_task(rows: list[Row], task: str) -> dict[str, dict[str, Row]]:
+    """Rows by stream and model, of streams on which our front has run."""
+    streams: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if row["task"] == task:
+            streams.setdefault(row["stream"], {})[row["model"]] = row
+    return {name: models for name, models in streams.items() if OURS in models}
+
+
+def best(models: dict[str, Row], measure: str, sign: int) -> Row:
+    """The best of the models that are not ours; sign is -1 where less is better."""
+    return max(
+        (row for row in models.values() if row["model"] != OURS),
+        key=lambda row: sign * row[measure],
+    )
+
+
+def verdicts(rows: list[Row], task: str) -> list[Row]:
+    """Our front against the best of river's models, stream by stream."""
+    found = []
+    for name, models in of_task(rows, task).items():
+        ours = models[OURS]
+        verdict: Row = {"stream": name, "data": ours["data"]}
+        if task == "regression":
+            other = best(models, "MAE", -1)
+            verdict |= {
+                "MAE": ours["MAE"],
+                "best of river": other["MAE"],
+                "which": other["model"],
+                "ratio": ours["MAE"] / other["MAE"],
+                "inside 90 %": f"{100 * ours['inside']:.1f}",
+            }
+        else:
+            other = best(models, "accuracy", 1)
+            verdict |= {
+                "accuracy": ours["accuracy"],
+                "best of river": other["accuracy"],
+                "which": other["model"],
+                "points": 100 * (ours["accuracy"] - other["accuracy"]),
+            }
+        found.append(verdict)
+    return found
+
+
+def bars(rows: list[Row]) -> str:
+    """How many streams reach what was asked for."""
+    regression = of_task(rows, "regression")
+    close = [
+        name
+        for name, models in regression.items()
+        if models[OURS]["MAE"] <= CLOSE * best(models, "MAE", -1)["MAE"]
+    ]
+    inside = [
+        name
+        for name, models in regression.items()
+        if INSIDE[0] <= models[OURS]["inside"] <= INSIDE[1]
+    ]
+    classes = of_task(rows, "classification")
+    right = [
+        name
+        for name, models in classes.items()
+        if models[OURS]["accuracy"] >= best(models, "accuracy", 1)["accuracy"] - POINT
+    ]
+    return bullets(
+        f"MAE is the best, or within 2 % of it, on {counted(close, regression)}.",
+        f"Intervals of 90 % hold 87 to 93 % on {counted(inside, regression)}.",
+        f"Accuracy is within one point of the best on {counted(right, classes)}.",
+    )
+
+
+def counted(some: list[str], streams: dict[str, dict[str, Row]]) -> str:
+    """``2 of 7 streams (a and b)``."""
+    names = f" ({listed(some)})" if some else ""
+    return f"{len(some)} of {len(streams)} streams{names}"
+
+
+def page(file: Contents) -> str:
+    """The page, from the file beside it."""
+    rows, made = file.rows, file.header
+    measures = {
+        "regression": ("MAE", "RMSE", "log density", "inside", "ms"),
+        "classification": ("accuracy", "log density", "ms"),
+    }
+    tables = []
+    for task, names in measures.items():
+        for name, models in of_task(rows, task).items():
+            shown = [
+                {"model": row["model"], **{key: row[key] for key in names}}
+                for row in models.values()
+            ]
+            tables.append(f"### {name}\n\n{markdown(shown)}")
+    return wrapped(
+        paragraphs(
+            "# Predict, then learn",
+            "Written by `scripts/benchmark.py prequential` (torch_ssgp "
+            f"{made['torch_ssgp']}, river {made['river']}) from "
+            "`data/prequential.json`. Every model predicts a datum and learns it "
+            f"afterwards, on the first {made['length']} data of each stream; the first "
+            "prediction is not scored. `StreamingGP` is `torch_ssgp.river` with its "
+            "defaults, the others are river's with theirs, behind a StandardScaler. "
+            "Dates are given as days and as month, hour or weekday, to all models "
+            "alike.",
+            "![Errors relative to the best](figures/prequential.png)",
+            "## Against the best of river's models",
+            bars(rows),
+            markdown(verdicts(rows, "regression")),
+            markdown(verdicts(rows, "classification")),
+            "## All models",
+            "In the tables `inside` is the share of targets in intervals of 90 %, `ms` "
+            "processor time per datum for prediction and learning. River's regressors "
+            "predict numbers: their density is a Gaussian with the mean square of "
+            "all errors so far.",
+            *tables,
+        )
+    )
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """One panel per task: error of each model, relative to the best."""
+
+    def mae(row: Row) -> float:
+        return row["MAE"]
+
+    def wrong(row: Row) -> float:
+        return 1 - row["accuracy"]
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4))
+    panel(panels[0], of_task(rows, "regression"), mae, "MAE / smallest MAE")
+    panel(panels[1], of_task(rows, "classification"), wrong, "share of wrong labels")
+    panels[0].set_yscale("log")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def panel(
+    ax: pyplot.Axes,
+    streams: dict[str, dict[str, Row]],
+    error: Callable[[Row], float],
+    label: str,
+) -> None:
+    """Streams along the axis, a point for each model."""
+    relative = "/" in label
+    models = list(dict.fromkeys(name for rows in streams.values() for name in rows))
+    for model in models:
+        points = [
+            (k, error(rows[model]) / (smallest(rows, error) if relative else 1))
+            for k, rows in enumerate(streams.values())
+            if model in rows
+        ]
+        ours = model == OURS
+        ax.plot(
+            *zip(*points, strict=True),
+            "D" if ours else "o",
+            ms=8 if ours else 5,
+            color=COLORS.get(model),
+            alpha=1 if ours else 0.6,
+            label=model,
+            zorder=3 if ours else 2,
+        )
+    ax.set_xticks(range(len(streams)), [*streams], rotation=30, ha="right")
+    ax.set_ylabel(label)
+    ax.grid(axis="y", alpha=0.3)
+    if streams:
+        ax.legend(fontsize=7)
+
+
+def smallest(rows: dict[str, Row], error: Callable[[Row], float]) -> float:
+    """The smallest error of all models."""
+    return max(min(map(error, rows.values())), 1e-12)
