@@ -17,6 +17,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from river import checks, compose, datasets, evaluate, metrics, preprocessing
 
 import torch_ssgp.river
+import torch_ssgp.river_base
 from examples import river_stream
 from torch_ssgp import StreamingGP, UpdateOptions
 from torch_ssgp.estimators import default_kernel
@@ -133,6 +134,37 @@ def test_an_interval_holds_its_share_of_targets():
     distribution = model.predict_one({"x": 0.0}, with_dist=True)
     interval = model.predict_interval_one({"x": 0.0}, 0.9)
     assert distribution.cdf(interval.upper) == pytest.approx(0.95, abs=1e-6)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_intervals_follow_the_errors_of_earlier_predictions(many):
+    model = StreamingGPRegressor(options=UpdateOptions(num_steps=0))
+    model.learn_one({"x": 0.0}, 0.0)
+    model.learn_one({"x": 1.0}, 0.1)
+    before = model._calibration
+    prediction = model.predict_one({"x": 0.5}, with_dist=True)
+    if many:
+        model.learn_many(pd.DataFrame({"x": [0.5]}), pd.Series([5.0]))
+    else:
+        model.learn_one({"x": 0.5}, 5.0)
+    distance = (5.0 - prediction.mu) / prediction.sigma
+    expected = before.seen([distance])
+    assert model._calibration.distances == pytest.approx(expected.distances)
+    # The distribution is the model's alone.
+    distribution = model.predict_one({"x": 0.2}, with_dist=True)
+    half = (model.predict_interval_one({"x": 0.2}).upper - distribution.mu) / (
+        distribution.sigma
+    )
+    assert half == pytest.approx(expected.half_width(0.9))
+
+
+def test_a_fresh_estimator_has_no_experience():
+    model = StreamingGPRegressor(options=UpdateOptions(num_steps=0))
+    for k in range(4):
+        model.learn_one({"x": float(k)}, float(k))
+    assert model._calibration.distances
+    assert StreamingGPRegressor()._calibration.distances == ()
+    assert model.clone()._calibration.distances == ()
 
 
 # -- before the first datum, and while data wait ---------------------------------------
@@ -418,7 +450,7 @@ def test_an_update_that_fails_changes_nothing(kind, monkeypatch):
     def fail(*args, **kwargs):
         raise FactorizationError("on purpose")
 
-    monkeypatch.setattr(torch_ssgp.river, "learn", fail)
+    monkeypatch.setattr(torch_ssgp.river_base, "learn", fail)
     rows, y = as_frames(stream(3, seed=1))
     with pytest.raises(FactorizationError):
         model.learn_many(rows.assign(c=1.0), y)

@@ -3,48 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import NormalDist
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
 
 from torch_ssgp import validation as check
+from torch_ssgp.calibration import Calibration
 from torch_ssgp.estimators import (
     Array,
     as_array,
     as_tensor,
-    checked_options,
     class_likelihood,
     class_probabilities,
-    learn,
-    make_model,
-    widen,
 )
 from torch_ssgp.exceptions import (
     ArgumentError,
     DtypeError,
     MissingDependencyError,
     NonFiniteError,
-    ShapeError,
-    StreamingGPWarning,
-    warn,
 )
+from torch_ssgp.features import Columns, Row, as_row
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.update import UpdateOptions
 
 try:
     from river import base, conf, proba
-    from river.utils.dataframe import (
-        into_frame,
-        to_native_frame,
-        to_native_series,
-        to_numpy,
-    )
+    from river.utils.dataframe import into_frame, to_native_frame, to_native_series
+
+    from torch_ssgp.river_base import StreamingEstimator, as_rows
 except ImportError as error:
     raise MissingDependencyError(
         "torch_ssgp.river needs river 0.26 or newer. Install it with: "
@@ -53,262 +42,8 @@ except ImportError as error:
 
 __all__ = ["StreamingGPClassifier", "StreamingGPRegressor"]
 
-Row = dict[Hashable, float]
 
-# Streams change; the evidence says when.
-DEFAULTS = UpdateOptions(forget="auto")
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The features of a stream as columns, in the order of their first appearance.
-
-    Attributes:
-        absent: Value of a feature that a datum lacks; ``None`` for its mean so far.
-        names: The features.
-        count: ``(d,)``, how often each was there.
-        total: ``(d,)``, the sum of its values.
-    """
-
-    absent: float | None
-    names: tuple[Hashable, ...] = ()
-    count: Array = field(default_factory=lambda: np.zeros(0))
-    total: Array = field(default_factory=lambda: np.zeros(0))
-
-    @property
-    def fill(self) -> Array:
-        """``(d,)``, the values that absent features count as."""
-        if self.absent is not None:
-            return np.full(len(self.names), float(self.absent))
-        return self.total / self.count.clip(1)
-
-    def seen(self, rows: Sequence[Row], *, grow: bool) -> Columns:
-        """The columns after these data.
-
-        Args:
-            rows: New data.
-            grow: Whether features that are not known yet become columns.
-        """
-        names = list(self.names)
-        if grow:
-            new = {name for row in rows for name in row} - set(names)
-            # The order of a dictionary must not matter.
-            names += sorted(new, key=lambda name: (str(name), repr(name)))
-        new_columns = len(names) - len(self.names)
-        count = np.append(self.count, np.zeros(new_columns))
-        total = np.append(self.total, np.zeros(new_columns))
-        for row in rows:
-            for j, name in enumerate(names):
-                if name in row:
-                    count[j] += 1
-                    total[j] += row[name]
-        return Columns(self.absent, tuple(names), count, total)
-
-    def place(self, rows: Sequence[Row]) -> Array:
-        """Data as a matrix ``(n, d)``; features that are no column are left out."""
-        x = np.tile(self.fill, (len(rows), 1))
-        for i, row in enumerate(rows):
-            for j, name in enumerate(self.names):
-                x[i, j] = row.get(name, x[i, j])
-        return x
-
-
-def as_row(x: Mapping[Hashable, Any]) -> Row:
-    """The features of a datum that are there, as numbers.
-
-    Args:
-        x: Features; those that are ``None`` or NaN count as absent.
-    """
-    if not isinstance(x, Mapping):
-        raise DtypeError(
-            f"x is {check.kind_of(x)}; expected a dictionary of features, or a data "
-            "frame for learn_many and predict_many."
-        )
-    row = {}
-    for name, value in x.items():
-        try:
-            # Text that looks like a number is text.
-            number = math.nan if value is None else float(_no_text(value))
-        except (TypeError, ValueError):
-            raise DtypeError(
-                f"x has {value!r} for the feature {name!r}; expected a number. Encode "
-                "it first: compose.SelectType(str) | preprocessing.OneHotEncoder()."
-            ) from None
-        if math.isinf(number):
-            raise NonFiniteError(
-                f"x has {number} for the feature {name!r}; expected a finite number."
-            )
-        if not math.isnan(number):
-            row[name] = number
-    return row
-
-
-def _no_text(value: Any) -> Any:
-    if isinstance(value, str | bytes):
-        raise TypeError
-    return value
-
-
-def as_rows(frame: Any) -> list[Row]:
-    """The rows of a data frame; values that are missing count as absent."""
-    names, matrix = frame.columns, to_numpy(frame)
-    return [as_row(dict(zip(names, values, strict=True))) for values in matrix]
-
-
-class _StreamingGP(base.Estimator):
-    """What regressor and classifier share: columns, waiting data, one model."""
-
-    def __init__(
-        self,
-        kernel: Kernel | None = None,
-        num_inducing: int = 100,
-        memory_size: int | None = None,
-        options: UpdateOptions | None = None,
-        batch_size: int = 1,
-        absent: float | None = None,
-        from_memory: bool = False,
-    ) -> None:
-        check.check_positive_int(num_inducing, "num_inducing")
-        check.check_positive_int(batch_size, "batch_size")
-        if absent is not None and not (
-            check.is_number(absent) and math.isfinite(absent)
-        ):
-            raise ArgumentError(
-                f"absent is {absent!r}; expected a number, or None for the mean of a "
-                "feature so far."
-            )
-        checked_options(options)
-        self.kernel = kernel
-        self.num_inducing = num_inducing
-        self.memory_size = memory_size
-        self.options = options
-        self.batch_size = batch_size
-        self.absent = absent
-        self.from_memory = from_memory
-        self._model: StreamingGP | None = None
-        self._columns = Columns(absent)
-        self._waiting: list[tuple[Row, Any]] = []
-        self._num_learned = 0
-        self._warned = False
-
-    @property
-    def model(self) -> StreamingGP | None:
-        """The model, a :class:`~torch_ssgp.StreamingGP`; none before the first data."""
-        return self._model
-
-    @property
-    def feature_names(self) -> tuple[Hashable, ...]:
-        """The features, in the order of the columns of the model."""
-        return self._columns.names
-
-    def _unit_test_skips(self) -> set[str]:
-        # `learn_many` is one update of all rows. Hyperparameters that are learned after
-        # every row take another path; with fixed ones the two agree.
-        return {"check_learn_many_matches_learn_one"}
-
-    # -- learning -------------------------------------------------------------------
-
-    def learn_one(self, x: dict[Hashable, Any], y: Any) -> None:
-        """Learn a datum, or let it wait until there are ``batch_size`` of them.
-
-        Args:
-            x: Features.
-            y: Target.
-        """
-        waiting = [*self._waiting, (as_row(x), self._as_target(y))]
-        # At first as many as are known: a stream begins with useful predictions.
-        if len(waiting) >= min(self.batch_size, max(self._num_learned, 1)):
-            self._learn_now(waiting)
-        else:
-            self._waiting = waiting
-
-    def learn_many(self, X: Any, y: Any) -> None:
-        """Learn a batch, and what waits, in one update.
-
-        Args:
-            X: Data frame of features.
-            y: Series of targets.
-        """
-        rows, targets = as_rows(into_frame(X)), [self._as_target(t) for t in y]
-        if len(rows) != len(targets):
-            raise ShapeError(
-                f"X has {len(rows)} rows, y has {len(targets)} targets; expected as "
-                "many targets as rows."
-            )
-        waiting = [*self._waiting, *zip(rows, targets, strict=True)]
-        if waiting:
-            self._learn_now(waiting)
-
-    def _learn_now(self, data: list[tuple[Row, Any]]) -> None:
-        self._learn(data)
-        self._waiting = []
-        self._num_learned += len(data)
-
-    def _as_target(self, y: Any) -> Any:
-        raise NotImplementedError
-
-    def _learn(self, data: list[tuple[Row, Any]]) -> None:
-        """Learn data that waited; everything changes at the end, or nothing."""
-        raise NotImplementedError
-
-    def _seen(self, rows: list[Row]) -> Columns:
-        """The columns after new data; a kernel given is for the first features."""
-        grow = self.kernel is None or not self._columns.names
-        columns = self._columns.seen(rows, grow=grow)
-        if not columns.names:
-            raise ShapeError(
-                "The first datum has no features; expected at least one number."
-            )
-        if not grow and not self._warned:
-            known = set(columns.names)
-            extra = {str(name) for row in rows for name in row if name not in known}
-            if extra:
-                warn(
-                    f"The features {', '.join(sorted(extra))} are ignored: the kernel "
-                    f"given is for {', '.join(map(str, columns.names))}. Use "
-                    "kernel=None for features that appear later. This is said once.",
-                    StreamingGPWarning,
-                )
-                self._warned = True
-        return columns
-
-    def _make_model(
-        self,
-        num_dims: int,
-        likelihood: Likelihood | None = None,
-        batch_shape: torch.Size = torch.Size(),
-    ) -> StreamingGP:
-        return make_model(
-            num_dims,
-            kernel=self.kernel,
-            likelihood=likelihood,
-            num_inducing=self.num_inducing,
-            memory_size=self.memory_size,
-            batch_shape=batch_shape,
-        )
-
-    def _widened(self, model: StreamingGP, columns: Columns, x: Array) -> StreamingGP:
-        """The model with a column for every feature, which had one value so far."""
-        known = len(self._columns.names)
-        if len(columns.names) == known:
-            return model
-        wider = self._make_model(
-            len(columns.names), model.likelihood, model.batch_shape
-        )
-        column = columns.fill[known:]
-        spread = np.abs(x[:, known:] - column).max(0)
-        size = np.where(column == 0, 1.0, np.abs(column))
-        lengthscale = np.where(spread > 0, spread, size)
-        return widen(
-            model, wider, as_tensor(column, wider), as_tensor(lengthscale, wider)
-        )
-
-    def _update(self, model: StreamingGP, x: Array, y: Any) -> None:
-        options = checked_options(self.options or DEFAULTS)
-        learn(model, as_tensor(x, model), as_tensor(y, model), options)
-
-
-class StreamingGPRegressor(_StreamingGP, base.MiniBatchRegressor):
+class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
     """Gaussian process regression on a stream of dictionaries.
 
     Features need no scaling. Before the first datum the prediction is the prior's: 0.
@@ -345,6 +80,40 @@ class StreamingGPRegressor(_StreamingGP, base.MiniBatchRegressor):
         >>> math.sin(5.0) in model.predict_interval_one({"time": 5.0}, level=0.99)
         True
     """
+
+    _calibration = Calibration()  # of intervals; each estimator goes on with its own
+
+    def learn_one(self, x: dict[Hashable, Any], y: float) -> None:
+        """Learn a datum, or let it wait until there are ``batch_size`` of them.
+
+        Args:
+            x: Features.
+            y: Target.
+        """
+        row, target = as_row(x), self._as_target(y)
+        calibration = self._checked_against([row], [target])
+        super().learn_one(row, target)
+        self._calibration = calibration
+
+    def learn_many(self, X: Any, y: Any) -> None:
+        """Learn a batch, and what waits, in one update.
+
+        Args:
+            X: Data frame of features.
+            y: Series of targets.
+        """
+        rows, targets = as_rows(into_frame(X)), [self._as_target(t) for t in y]
+        calibration = self._checked_against(rows, targets)
+        super().learn_many(X, y)
+        self._calibration = calibration
+
+    def _checked_against(self, rows: list[Row], targets: list[float]) -> Calibration:
+        """The calibration after targets whose predictions did not know them."""
+        if self._model is None or len(rows) != len(targets):
+            return self._calibration
+        mean, std = self._predict(rows)
+        distances = np.abs(np.array(targets) - mean) / std.clip(_TINY)
+        return self._calibration.seen(distances.tolist())
 
     def _as_target(self, y: Any) -> float:
         try:
@@ -385,6 +154,10 @@ class StreamingGPRegressor(_StreamingGP, base.MiniBatchRegressor):
     ) -> conf.Interval:
         """An interval that holds the target with a probability of ``level``.
 
+        Its width follows from how far recent targets were from the predictions of
+        what was known before them, see :mod:`torch_ssgp.calibration`; that of a
+        distribution is the model's alone.
+
         Args:
             x: Features.
             level: The probability, between 0 and 1.
@@ -394,7 +167,7 @@ class StreamingGPRegressor(_StreamingGP, base.MiniBatchRegressor):
                 f"level is {level!r}; expected a probability between 0 and 1."
             )
         mean, std = self._predict([as_row(x)])
-        half = NormalDist().inv_cdf((1 + level) / 2) * float(std[0])
+        half = self._calibration.half_width(level) * float(std[0])
         return conf.Interval(lower=float(mean[0]) - half, upper=float(mean[0]) + half)
 
     def predict_many(self, X: Any) -> Any:
@@ -424,6 +197,9 @@ class StreamingGPRegressor(_StreamingGP, base.MiniBatchRegressor):
         return as_array(target.mean), as_array(target.variance.clamp_min(0).sqrt())
 
 
+_TINY = 1e-300
+
+
 def _gaussian(mean: float, std: float) -> proba.Gaussian:
     """River's distribution; it is made of data, and two say it all."""
     distribution = proba.Gaussian()
@@ -432,7 +208,7 @@ def _gaussian(mean: float, std: float) -> proba.Gaussian:
     return distribution
 
 
-class StreamingGPClassifier(_StreamingGP, base.MiniBatchClassifier):
+class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
     """Gaussian process classification on a stream of dictionaries.
 
     Labels need not be known in advance. Two classes are one function behind a probit,
