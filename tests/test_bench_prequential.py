@@ -67,6 +67,7 @@ def test_the_page_counts_the_streams_that_reach_the_bar(
     for words in said:
         assert words in text
     assert "| KNN | 1.0" in text
+    assert "Log density is below the best of river's models on 0 of 1" in text
 
 
 def test_every_packaged_stream_gives_numbers() -> None:
