@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
     BetaLikelihood,
@@ -26,7 +26,7 @@ from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.likelihoods import expected_log_prob, softmax_bound
 from torch_ssgp.memory import Data
 from torch_ssgp.update.objective import GaussianObjective, Prior
-from torch_ssgp.update.sites import SiteObjective, basis
+from torch_ssgp.update.sites import ROUND, SiteObjective, basis
 
 JITTER = 1e-6
 
@@ -480,3 +480,42 @@ def test_a_mean_is_learned_unless_targets_are_labels():
     assert isinstance(counts.mean_module, ConstantMean)
     labels = StreamingGP(RBFKernel(), BernoulliLikelihood())
     assert isinstance(labels.mean_module, ZeroMean)
+
+
+def test_a_lengthscale_in_periods_is_not_set_to_the_range_of_the_inputs():
+    """The period has the unit of the inputs; the lengthscale of the kernel has none."""
+    x = torch.linspace(0, 600, 60, dtype=torch.float64).unsqueeze(-1)
+    y = (torch.sin(2 * torch.pi * x[:, 0] / 90) > 0).double()
+    kernel = PeriodicKernel()
+    gp = StreamingGP(ScaleKernel(kernel), BernoulliLikelihood(), num_inducing=20)
+    gp.double().update(x, y, num_steps=1)
+    assert 0.5 < kernel.lengthscale.item() < 1
+    assert kernel.period_length.item() == pytest.approx(90, rel=0.1)
+
+
+def test_rounds_of_lbfgs_are_one_ascent():
+    """One anchor of the trust region, steps that count on, and the whole trace."""
+    x = torch.linspace(0, 6, 60, dtype=torch.float64).unsqueeze(-1)
+    y = (torch.sin(2 * x[:, 0]) > 0).double()
+    counts, moves = [], []
+    for num_steps in (ROUND, 6 * ROUND):
+        kernel = ScaleKernel(RBFKernel()).double()
+        kernel.outputscale, kernel.base_kernel.lengthscale = 1.0, 1.0
+        gp = StreamingGP(kernel, BernoulliLikelihood(), num_inducing=15).double()
+        steps: list[int] = []
+        result = gp.update(
+            x,
+            y,
+            num_steps=num_steps,
+            optimizer="lbfgs",
+            trust_region=0.3,
+            learn_inducing_points=False,
+            callback=lambda step, bound, steps=steps: steps.append(step),
+        )
+        assert steps == list(range(1, len(steps) + 1))
+        assert result.num_steps == len(result.bound_trace) == len(steps)
+        counts.append(len(steps))
+        moves.append(kernel.outputscale.log().item())
+    assert counts[1] > counts[0]  # more than one round
+    # Anchored anew in every round, they would go on.
+    assert 0 < moves[1] < 1.5 * moves[0]

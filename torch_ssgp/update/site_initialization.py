@@ -20,7 +20,14 @@ from torch_ssgp.exceptions import breakdowns
 from torch_ssgp.inducing import evenly
 from torch_ssgp.likelihoods import expected_log_prob, takes_labels
 from torch_ssgp.memory import Data
-from torch_ssgp.update.initialization import _set, _spread, _untouched, fit_shape
+from torch_ssgp.update.initialization import (
+    Length,
+    _length_name,
+    _set,
+    _spread,
+    _untouched,
+    fit_shape,
+)
 from torch_ssgp.update.sites import SiteObjective
 
 # Lengthscales tried, as fractions of the diameter of the inputs; noise tried, as
@@ -61,31 +68,31 @@ def initialize_sites(objective: SiteObjective) -> None:
     for module in kernel.modules():
         if isinstance(module, ScaleKernel) and _untouched(module.raw_outputscale):
             _set(module, "raw_outputscale", scale)
-    lengthscales = [
-        (k, _spread(k, "raw_lengthscale", x) * _num_dims(k, x) ** 0.5)
+    lengths = [
+        Length(k, name, _spread(k, name, x) * _diameter(k, name, x))
         for k in kernel.modules()
-        if isinstance(k, Kernel) and k.has_lengthscale and _untouched(k.raw_lengthscale)
+        if (name := _length_name(k)) and _untouched(getattr(k, name))
     ]
-    if lengthscales or noise is not None:
-        _search(objective, x, y, lengthscales, noise, variance)
+    if lengths or noise is not None:
+        _search(objective, x, y, lengths, noise, variance)
 
 
 def _search(
     objective: SiteObjective,
     x: Tensor,
     y: Tensor,
-    lengthscales: list[tuple[Kernel, Tensor]],
+    lengths: list[Length],
     noise: nn.Module | None,
     variance: Tensor,
 ) -> None:
     """Take the pair of lengthscale and noise with the largest bound, per stream."""
-    fractions = LENGTHSCALES if lengthscales else (1.0,)
+    fractions = LENGTHSCALES if lengths else (1.0,)
     levels = NOISES if noise is not None else (1.0,)
     grid = list(itertools.product(fractions, levels))
     scores = []
     for fraction, level in grid:
-        for base, spread in lengthscales:
-            _set(base, "raw_lengthscale", fraction * spread)
+        for base, name, spread in lengths:
+            _set(base, name, fraction * spread)
         if noise is not None:
             _set(noise, "raw_noise", level * variance.unsqueeze(-1))
         trial = SiteObjective(
@@ -103,15 +110,18 @@ def _search(
         scores.append(bound)
     best = torch.stack(scores).nan_to_num(-torch.inf).argmax(0)
     table = torch.tensor(grid, dtype=y.dtype, device=y.device)[best]
-    for base, spread in lengthscales:
-        _set(base, "raw_lengthscale", table[..., 0, None, None] * spread)
+    for base, name, spread in lengths:
+        _set(base, name, table[..., 0, None, None] * spread)
     if noise is not None:
         _set(noise, "raw_noise", table[..., 1, None] * variance.unsqueeze(-1))
 
 
-def _num_dims(kernel: Kernel, x: Tensor) -> int:
-    """Number of inputs a kernel sees; distances grow with its root."""
-    return x.size(-1) if kernel.active_dims is None else len(kernel.active_dims)
+def _diameter(kernel: Kernel, name: str, x: Tensor) -> float:
+    """Diameter of the inputs a kernel sees, in units of their extent in each."""
+    if name == "raw_period_length":  # of each input by itself
+        return 1.0
+    dims = x.size(-1) if kernel.active_dims is None else len(kernel.active_dims)
+    return dims**0.5
 
 
 def _noise_module(likelihood: Likelihood) -> nn.Module | None:
