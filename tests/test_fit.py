@@ -7,8 +7,10 @@ import math
 import gpytorch
 import pytest
 import torch
+from gpytorch.constraints import Interval
 from gpytorch.kernels import PeriodicKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.means import ZeroMean
 
 import streams
 from torch_ssgp import StreamingGP
@@ -285,3 +287,41 @@ def test_a_period_is_learned_over_many_periods():
     for rows in torch.arange(240).split(60):
         gp.update(x[rows], y[rows])
     assert abs(kernel.base_kernel.period_length.item() - 1.0) < 5e-4
+
+
+def test_a_trust_region_holds_hyperparameters_between_two_bounds():
+    """Their logarithms are tied as those of others are, whatever the constraint."""
+    x, y = data()
+    moves = []
+    for width in (None, 0.1, 0.01):
+        kernel = RBFKernel(lengthscale_constraint=Interval(1e-3, 100.0))
+        kernel.lengthscale = 5.0
+        gp = StreamingGP(ScaleKernel(kernel), num_inducing=15).double()
+        gp.update(x, y, num_steps=50, trust_region=width)
+        moves.append(abs(math.log(kernel.lengthscale.item() / 5.0)))
+    assert moves[0] > 2 * moves[1] > 4 * moves[2] > 0
+    assert moves[2] < 0.1
+
+
+def test_nothing_to_learn_is_the_closed_form():
+    """A frozen kernel, known noise and no mean leave the inner loop nothing to move."""
+    x, y = data(40)
+    noise = torch.full_like(y, 0.01)
+    for optimizer in ("adam", "lbfgs"):
+        posteriors = []
+        for num_steps in (10, 0):
+            kernel = ScaleKernel(RBFKernel()).requires_grad_(False)
+            gp = StreamingGP(kernel, FixedNoiseGaussianLikelihood(noise), ZeroMean())
+            for rows in (slice(0, 20), slice(20, 40)):
+                result = gp.double().update(
+                    x[rows],
+                    y[rows],
+                    noise[rows],
+                    num_steps=num_steps,
+                    optimizer=optimizer,
+                    learn_hyperparameters=True,
+                    learn_inducing_points=False,
+                )
+            assert result.converged and result.num_steps == 0
+            posteriors.append(gp(x).mean)
+        assert torch.equal(*posteriors)

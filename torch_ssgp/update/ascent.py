@@ -68,8 +68,10 @@ class Ascent:
         self.etas = [v.eta for v in variables]
         self.num_data = float(objective.num_data.max())
         self.trust_region = trust_region
-        self.tied = [  # logarithms of hyperparameters, and where they were
-            (v.eta, v.eta.detach().clone()) for v in variables if v.floor is not None
+        self.tied = [  # variables with a logarithm, and where it was
+            (v.eta, v.to_log, v.to_log(v.eta).detach().clone())
+            for v in variables
+            if v.to_log is not None
         ]
         batch = objective.batch_shape
         independent = not objective.coupled and all(
@@ -89,7 +91,8 @@ class Ascent:
         if self.trust_region is None:
             return 0.0
         moves = [
-            sum_over((eta - old).square(), len(self.batch)) for eta, old in self.tied
+            sum_over((to_log(eta) - old).square(), len(self.batch))
+            for eta, to_log, old in self.tied
         ]
         return 0.5 * sum(moves) / self.trust_region**2
 

@@ -16,6 +16,7 @@ from torch_ssgp.update.initialization import fit_shape
 from torch_ssgp.update.objective import Objective
 
 WEIGHT = 0.2  # unit of the weights of a network before a kernel
+TINY = 1e-30  # a positive hyperparameter is at least so large, for its logarithm
 
 
 class Coordinate(NamedTuple):
@@ -26,12 +27,15 @@ class Coordinate(NamedTuple):
         eta: What the optimiser moves.
         to_parameter: ``parameter = to_parameter(eta)``.
         floor: Smallest value of ``eta``, below which gradients would vanish.
+        to_log: The logarithm of the hyperparameter, up to a unit, as a function of
+            ``eta``; ``None`` where it may be negative.
     """
 
     parameter: nn.Parameter
     eta: Tensor
     to_parameter: Callable[[Tensor], Tensor]
     floor: Tensor | None = None
+    to_log: Callable[[Tensor], Tensor] | None = None
 
     def move(self, eta: Tensor) -> None:
         """Go there."""
@@ -106,14 +110,22 @@ def _hyperparameters(module: Module, objective: Objective) -> list[Coordinate]:
         elif id(parameter) in weights:
             result.append(Coordinate(parameter, raw / WEIGHT, lambda eta: WEIGHT * eta))
         else:
-            result.append(Coordinate(parameter, raw, lambda eta: eta))
+            to_log = _log_of(constraint) if _is_above_zero(constraint) else None
+            result.append(Coordinate(parameter, raw, lambda eta: eta, to_log=to_log))
     return result
 
 
 def _is_positive(constraint: Interval | None) -> bool:
-    return isinstance(constraint, GreaterThan) and bool(
-        (constraint.lower_bound >= 0).all()
-    )
+    return isinstance(constraint, GreaterThan) and _is_above_zero(constraint)
+
+
+def _is_above_zero(constraint: Interval | None) -> bool:
+    return constraint is not None and bool((constraint.lower_bound >= 0).all())
+
+
+def _log_of(constraint: Interval) -> Callable[[Tensor], Tensor]:
+    """The logarithm of a value between two bounds, from its raw parameter."""
+    return lambda raw: constraint.transform(raw).clamp_min(TINY).log()
 
 
 def _extent(objective: Objective) -> Tensor:
@@ -128,7 +140,7 @@ def _log_coordinate(
 ) -> Coordinate:
     # The logarithm of the value, not of its distance to the bound: the gradient does
     # not vanish there, so what came to rest at a bound can leave it again.
-    floor = (constraint.lower_bound * 1.01).clamp_min(1e-30).log() / unit
+    floor = (constraint.lower_bound * 1.01).clamp_min(TINY).log() / unit
     eta = (constraint.transform(parameter.detach()).log() / unit).maximum(floor)
 
     def to_parameter(eta: Tensor) -> Tensor:
@@ -136,4 +148,4 @@ def _log_coordinate(
         value = (unit * torch.where(eta < floor, floor, eta)).exp()
         return constraint.inverse_transform(value)
 
-    return Coordinate(parameter, eta, to_parameter, floor)
+    return Coordinate(parameter, eta, to_parameter, floor, to_log=lambda eta: eta)
