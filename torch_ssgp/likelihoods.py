@@ -8,7 +8,8 @@ variance of :math:`f_i`, and which targets it can explain at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -244,9 +245,7 @@ def log_predictive(
         return expected_log_prob(likelihood, y, mean, variance)
     variance = variance.clamp_min(MIN_VARIANCE)
     latent = MultivariateNormal(mean, DiagLinearOperator(variance))
-    devices = [mean.device] if mean.is_cuda else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(_SEED)
+    with _seeded(mean.device):
         return likelihood.log_marginal(y, latent)
 
 
@@ -274,10 +273,24 @@ def _expected_log_prob(
     latent = MultivariateNormal(mean, DiagLinearOperator(variance))
     if isinstance(likelihood, _OneDimensionalLikelihood):
         return likelihood.expected_log_prob(y, latent)
-    devices = [mean.device] if mean.is_cuda else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(_SEED)
+    with _seeded(mean.device):
         return likelihood.expected_log_prob(y, latent)
+
+
+@contextmanager
+def _seeded(device: torch.device) -> Iterator[None]:
+    """The same samples at every call; generators are as before afterwards.
+
+    Only those of the CPU and of ``device`` are touched: ``torch.manual_seed`` would
+    also seed every other GPU, which nobody sets back.
+    """
+    is_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if is_cuda else []):
+        torch.default_generator.manual_seed(_SEED)
+        if is_cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(_SEED)
+        yield
 
 
 def _quadrature(
