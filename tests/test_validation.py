@@ -76,3 +76,17 @@ def test_kernels_that_see_some_of_the_inputs_are_accepted(kernel):
     StreamingGP(kernel, num_inducing=5).update(
         torch.rand(8, 3), torch.rand(8), num_steps=0
     )
+
+
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+def test_the_shapes_in_an_error_are_those_that_came(batch_shape):
+    x, y = torch.rand(8, 3), torch.rand(*batch_shape, 8)
+    gp = StreamingGP(RBFKernel(), num_inducing=5, batch_shape=torch.Size(batch_shape))
+    gp.update(x, y, num_steps=0)
+    for call in (lambda: gp(x[0]), lambda: gp.update(x[0], y)):
+        with pytest.raises(
+            exceptions.ShapeError, match=r"shape \(3,\).*unsqueeze\(0\)"
+        ):
+            call()
+    with pytest.raises(exceptions.ShapeError, match=r"x_new of shape \(8, 3\)"):
+        gp.update(x, y[..., :4])

@@ -112,6 +112,7 @@ class StreamingCore(AtomicModule, GP):
         """Checked data in the dtype of the algebra, with all batch dimensions."""
         names = ("x", "y") if fantasy else ("x_new", "y_new")
         likelihoods.check_takes_noise(self.likelihood, noise)
+        came = x
         x = self.check_inputs(x, names[0])
         check.check_tensor(y, names[1])
         batch = self.batch_shape
@@ -136,7 +137,14 @@ class StreamingCore(AtomicModule, GP):
                 f"batch_shape {tuple(self.batch_shape)}. Expected "
                 f"{(*self.batch_shape, x.size(-2), x.size(-1))} or (n, d)."
             ) from None
-        check.check_targets(y, x, name=names[1], x_name=names[0], batch_shape=batch)
+        check.check_targets(
+            y,
+            x,
+            name=names[1],
+            x_name=names[0],
+            x_shape=came.shape,
+            batch_shape=batch,
+        )
         if noise is not None:
             check.check_noise(noise, y)
         dtype = settings.algebra_dtype.of(x.dtype)

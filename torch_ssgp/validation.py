@@ -48,16 +48,17 @@ def check_inputs(
         The inputs, at least two-dimensional.
     """
     _check_tensor(x, name, dtype, device)
+    came = tuple(x.shape)
     if x.ndim == 1:
         x = x.unsqueeze(-1)
     if x.ndim < 2 or x.size(-1) == 0:
-        raise ShapeError(
-            f"{name} has shape {tuple(x.shape)}; expected (n, d) with d >= 1."
-        )
+        raise ShapeError(f"{name} has shape {came}; expected (n, d) with d >= 1.")
     if num_dims is not None and x.size(-1) != num_dims:
+        found = f"{x.size(-1)} input dimension" + ("s" if x.size(-1) > 1 else "")
+        one_point = f" For one point use {name}.unsqueeze(0)."
         raise ShapeError(
-            f"{name} has shape {tuple(x.shape)}: {x.size(-1)} input dimensions; the "
-            f"model has seen {num_dims}. Expected (..., n, {num_dims})."
+            f"{name} has shape {came}: {found}; the model has seen {num_dims}. "
+            f"Expected (..., n, {num_dims}).{one_point if came == (num_dims,) else ''}"
         )
     if _go_together(x.shape[:-2], batch_shape) is None:
         expected = (*batch_shape, *x.shape[-2:])
@@ -70,7 +71,13 @@ def check_inputs(
 
 
 def check_targets(
-    y: Tensor, x: Tensor, *, name: str, x_name: str, batch_shape: torch.Size
+    y: Tensor,
+    x: Tensor,
+    *,
+    name: str,
+    x_name: str,
+    x_shape: torch.Size,
+    batch_shape: torch.Size,
 ) -> None:
     """Targets ``(*batch, n)`` for inputs ``(*batch, n, d)``.
 
@@ -79,6 +86,7 @@ def check_targets(
         x: Inputs, checked before.
         name: What to call the targets in messages.
         x_name: What to call the inputs.
+        x_shape: The shape in which the inputs came.
         batch_shape: Batch shape of the model.
     """
     _check_tensor(y, name, x.dtype, x.device)
@@ -92,11 +100,11 @@ def check_targets(
     if tuple(y.shape) != expected:
         raise ShapeError(
             f"{name} has shape {tuple(y.shape)}; expected {expected} for {x_name} of "
-            f"shape {tuple(x.shape)} and batch_shape {tuple(batch_shape)}."
+            f"shape {tuple(x_shape)} and batch_shape {tuple(batch_shape)}."
         )
     if num_new == 0:
         raise ShapeError(
-            f"{x_name} has shape {tuple(x.shape)}: an empty batch. "
+            f"{x_name} has shape {tuple(x_shape)}: an empty batch. "
             "Skip the update when nothing arrived."
         )
     _check_finite(y, name)

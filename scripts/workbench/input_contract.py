@@ -32,6 +32,8 @@ kernel = kernels.ScaleKernel(kernels.RBFKernel())
 model = StreamingGP(kernel, num_inducing=5)
 model.update(x, y, num_steps=2)
 fresh = StreamingGP(kernel)  # has seen nothing
+plane = StreamingGP(kernel, num_inducing=5)  # has seen two inputs
+plane.update(x.expand(10, 2), y, num_steps=0)
 batch = StreamingGP(kernel, num_inducing=5, batch_shape=two)
 batch.update(x, y.expand(2, 10), num_steps=0)
 outputs = MultiOutputGP(batch)
@@ -118,7 +120,7 @@ CONTRACT: dict[str, tuple[tuple[str, ...], list[str]]] = {
         ],
     ),
     "StreamingGP.update": (
-        ("model", "batch", "labels", "fixed", "fresh", "classes"),
+        ("model", "plane", "batch", "labels", "fixed", "fresh", "classes"),
         [
             "model.update(x.numpy(), y)",
             "model.update([0.0, 1.0], y)",
@@ -135,6 +137,7 @@ CONTRACT: dict[str, tuple[tuple[str, ...], list[str]]] = {
             "model.update(x[0, 0], y)",
             "model.update(x[:, :0], y)",
             "model.update(x.expand(10, 3), y)",
+            "plane.update(y[:2], y[:1])",
             "model.update(x, y[:5])",
             "model.update(x, y[:, None])",
             "model.update(x.expand(4, 10, 1), y.expand(4, 10))",
