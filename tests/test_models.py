@@ -12,6 +12,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import (
+    Kernel,
     LinearKernel,
     MaternKernel,
     PeriodicKernel,
@@ -933,3 +934,23 @@ def test_data_where_the_function_is_known_are_data(num_steps, batch_shape, given
     result = model.update(x, x[:, 0].expand(*batch_shape, 5), num_steps=num_steps)
     assert torch.isfinite(result.bound).all()
     assert model.summary.num_data == 7
+
+
+class Fixed(Kernel):
+    """A kernel without parameters."""
+
+    def forward(self, x1, x2, diag=False, **params):
+        return self.covar_dist(x1, x2, square_dist=True, diag=diag).neg().exp()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_models_without_parameters_learn_in_their_dtype(dtype, tmp_path):
+    """That of torch at first, then what ``model.to`` says."""
+    x = torch.linspace(0, 6, 20, dtype=dtype)
+    model = StreamingGP(Fixed(), BernoulliLikelihood(), ZeroMean(), num_inducing=10)
+    assert model.dtype == torch.float32
+    model.to(dtype).update(x, x > 3, num_steps=2)
+    assert model.dtype == model(x).mean.dtype == dtype
+    model.save(tmp_path / "model.pt")
+    loaded = StreamingGP.load(tmp_path / "model.pt", covar_module=Fixed())
+    assert torch.equal(loaded(x).mean, model(x).mean)

@@ -6,6 +6,7 @@ for the other rooms of the package; :class:`~torch_ssgp.StreamingGP` is for user
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy, deepcopy
 from typing import Any
 
@@ -68,6 +69,8 @@ class StreamingCore(AtomicModule, GP):
         self.memory = Memory(batch_shape)
         self.summary = PosteriorSummary(batch_shape)
         self.start = Start(self.prior().parameters())
+        # The dtype of a model whose modules have no tensor; follows model.to(dtype).
+        self.register_buffer("_like", torch.empty(0), persistent=False)
         self.warned: frozenset[str] = frozenset()  # limits that were warned of
         self.locks = Locks()
         self._predictors: dict[bool, tuple[tuple, Tensor, Predictor]] = {}
@@ -77,21 +80,22 @@ class StreamingCore(AtomicModule, GP):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of data and predictions: that of the hyperparameters."""
-        return self._reference().dtype
+        """Dtype of data and predictions: that of the hyperparameters, if any."""
+        floating = (t for t in self._prior_tensors() if t.is_floating_point())
+        return next(floating, self._like).dtype
 
     @property
     def device(self) -> torch.device:
         """Device of data and predictions."""
-        return self._reference().device
+        return next(self._prior_tensors(), self.summary.g).device
 
-    def _reference(self) -> Tensor:
-        modules = (self.covar_module, self.likelihood, self.mean_module)
-        for module in modules:
-            for tensor in (*module.parameters(), *module.buffers()):
-                if tensor.is_floating_point():
-                    return tensor
-        return self.summary.g
+    def _prior_tensors(self) -> Iterator[Tensor]:
+        """All tensors of kernel, likelihood and mean."""
+        for module in (self.covar_module, self.likelihood, self.mean_module):
+            yield from module.parameters()
+            yield from module.buffers()
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            yield self.likelihood.noise_covar.noise  # a plain attribute
 
     @property
     def core(self) -> StreamingCore:
@@ -309,10 +313,7 @@ class StreamingCore(AtomicModule, GP):
 
     def _fingerprint(self) -> Tensor:
         """All hyperparameters as one vector; a change makes the cache stale."""
-        modules = (self.covar_module, self.mean_module, self.likelihood)
-        tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
-            tensors.append(self.likelihood.noise_covar.noise)  # a plain attribute
+        tensors = (*self._prior_tensors(), self._like)
         return torch.cat([t.detach().flatten().double() for t in tensors])
 
     @torch.inference_mode(False)

@@ -120,6 +120,7 @@ def load(
     modules = rebuild(path, content, map_location, STREAMING_GP, given)
     with fitting_together(path):
         model = cls(**modules, **content["settings"])
+        model.to(content["dtype"])  # which has nothing else to follow without modules'
         model.load_state_dict(content["state"])
     return model.train(content["training"])
 
