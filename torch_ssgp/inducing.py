@@ -376,7 +376,7 @@ class AdaptiveBudget(InducingPolicy):
         tolerance: Nats per datum that may be lost; where data say less than a nat
             each, this fraction of what they say.
         min_inducing: Smallest number of points, if there are so many to tell apart.
-        max_inducing: Largest number; by default ``num_inducing`` of the model.
+        max_inducing: Largest number, if ``num_inducing`` of the model is not less.
         policy: The order in which points are taken; ``GreedyInformation`` by default.
     """
 
@@ -449,9 +449,9 @@ class AdaptiveBudget(InducingPolicy):
 
     def advice(self, num_inducing: int, budget: int) -> str:
         """The limit that was met: the tolerance, if there was room."""
-        if num_inducing < (self.max_inducing or budget):
+        if num_inducing < min(self.max_inducing or budget, budget):
             return "Lower tolerance of the inducing_policy"
-        if self.max_inducing:
+        if self.max_inducing and self.max_inducing < budget:
             return "Raise max_inducing of the inducing_policy"
         return super().advice(num_inducing, budget)
 
@@ -466,7 +466,8 @@ class AdaptiveBudget(InducingPolicy):
         return self.tolerance * (said / (2 * candidates.s)).minimum(num_data)
 
     def _most(self, candidates: Candidates) -> int:
-        return self.max_inducing or candidates.num_inducing
+        most = candidates.num_inducing
+        return min(self.max_inducing or most, most)
 
 
 class AllocatorPolicy(InducingPolicy):
