@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, PoissonLikelihood
 from gpytorch.means import ConstantMean
+from gpytorch.priors import NormalPrior
 
 from torch_ssgp import StreamingGP
 from torch_ssgp.update.initialization import initialize_from_data
@@ -74,3 +75,19 @@ def test_what_is_frozen_stays_as_it_is():
     gp.update(x, 100 * x[:, 0].sin() + 50, num_steps=5)
     for name, value in frozen.items():
         assert torch.equal(gp.get_parameter(name), value)
+
+
+@pytest.mark.parametrize("likelihood", [None, PoissonLikelihood()], ids=str)
+def test_a_constant_with_a_prior_starts_where_it_is(likelihood):
+    """0.0 is also the default: a prior says that it is meant, as freezing it does."""
+    x = torch.linspace(0, 6, 50, dtype=torch.float64).unsqueeze(-1)
+    y = (50 + 30 * x[:, 0].sin()).round()
+    constants = []
+    for prior in (None, NormalPrior(0.0, 0.1)):
+        mean = ConstantMean(constant_prior=prior)
+        mean.constant = 0.0
+        kernel = ScaleKernel(RBFKernel())
+        gp = StreamingGP(kernel, likelihood, mean, num_inducing=10).double()
+        gp.update(x, y, num_steps=1, lr=1e-6)
+        constants.append(mean.constant.item())
+    assert constants[0] > 1 and abs(constants[1]) < 0.01

@@ -78,7 +78,9 @@ class StreamingGP(StreamingCore):
             :mod:`torch_ssgp.update.sites`). Softmax takes one function per class:
             ``batch_shape`` ends in the number of classes, targets are labels
             ``(n,)``.
-        mean_module: A GPyTorch mean; a constant by default, zero for labels.
+        mean_module: A GPyTorch mean; a constant by default, zero for labels. The first
+            batch sets a constant that learns, is 0.0 and has no prior; for one that
+            stays at zero use ``ZeroMean``.
         num_inducing: Largest number of inducing points.
         inducing_policy: Chooses the inducing points of an update;
             ``AdaptiveBudget`` by default, which takes as many as the stream needs.

@@ -1,7 +1,8 @@
 """Hyperparameters to start from, read off the first batch.
 
 Only parameters that learn and still have GPyTorch's default (a raw value of exactly
-zero) are touched: whatever a user set or froze stays.
+zero) are touched: whatever a user set or froze stays. A constant mean of 0.0 is such a
+default, whoever set it: one that is meant has a prior, is frozen, or is a ``ZeroMean``.
 """
 
 from __future__ import annotations
@@ -54,9 +55,7 @@ def initialize_from_data(
     if y.size(-1) > SUBSET:
         keep = evenly(x, SUBSET)
         x, y = x[..., keep, :], y[..., keep]
-    for module in mean.modules():
-        if isinstance(module, ConstantMean) and _untouched(module.raw_constant):
-            module.raw_constant.copy_(fit_shape(y.mean(-1), module.raw_constant))
+    set_constants(mean, y.mean(-1))
     variance = _variance(y)
     scales = [k for k in kernel.modules() if isinstance(k, ScaleKernel)]
     for scaled in scales:
@@ -74,6 +73,22 @@ def initialize_from_data(
     if not lengths and noise is None:
         return
     _search(mean, kernel, likelihood, x, y, lengths, noise, variance)
+
+
+def set_constants(mean: Mean, level: Tensor) -> None:
+    """Set the constants of a mean that nobody has said anything about.
+
+    Args:
+        mean: Prior mean, changed in place.
+        level: ``(*batch,)``, what they are to be.
+    """
+    for module in mean.modules():
+        if (
+            isinstance(module, ConstantMean)
+            and not list(module.named_priors())
+            and _untouched(module.raw_constant)
+        ):
+            module.raw_constant.copy_(fit_shape(level, module.raw_constant))
 
 
 def _search(

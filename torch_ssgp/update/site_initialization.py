@@ -1,9 +1,9 @@
 r"""Hyperparameters to start from, for likelihoods that are not Gaussian.
 
-As in :mod:`torch_ssgp.initialization`, whatever a user set stays. The latent function
-is not observed, so its size is read off one Gaussian site per datum: pseudo-targets
-:math:`m + \partial_m \log p / |\partial_m^2 \log p|`, in the units of the function
-whatever the link.
+As in :mod:`torch_ssgp.update.initialization`, whatever a user set stays. The latent
+function is not observed, so its size is read off one Gaussian site per datum:
+pseudo-targets :math:`m + \partial_m \log p / |\partial_m^2 \log p|`, in the units of
+the function whatever the link.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import itertools
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
-from gpytorch.means import ConstantMean
 from torch import Tensor, nn
 
 from torch_ssgp.exceptions import breakdowns
@@ -26,7 +25,7 @@ from torch_ssgp.update.initialization import (
     _set,
     _spread,
     _untouched,
-    fit_shape,
+    set_constants,
 )
 from torch_ssgp.update.sites import SiteObjective
 
@@ -58,10 +57,7 @@ def initialize_sites(objective: SiteObjective) -> None:
     level = torch.zeros_like(y[..., :1])
     if not takes_labels(likelihood):
         level = _constant(likelihood, y, start=noise is not None)
-        for module in mean.modules():
-            if isinstance(module, ConstantMean) and _untouched(module.raw_constant):
-                constant = fit_shape(level.squeeze(-1), module.raw_constant)
-                module.raw_constant.copy_(constant)
+        set_constants(mean, level.squeeze(-1))
     # A noise of the targets means that they are the function plus noise.
     has_noise = hasattr(likelihood, "raw_noise")
     scale = variance if has_noise else _latent_variance(likelihood, y, level)
