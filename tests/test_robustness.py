@@ -496,7 +496,8 @@ def test_a_gradient_that_is_not_finite_ends_the_loop_at_once(
             optimizer=optimizer,
             callback=lambda *a: calls.append(a),
         )
-    assert len(caught) == 1
+    # Streams that share a kernel are told so, too.
+    assert [w.category for w in caught].count(NumericalWarning) == 1
     assert result.status == "last_iterate"
     assert len(calls) <= CHECK_EVERY
     assert_finite(model, x, result)

@@ -21,6 +21,7 @@ points. Data walk through the rooms once:
 ``fused.py``                 the bound with its gradient in closed form
 ``summary.py``               ``PosteriorSummary``: the posterior at inducing points
 ``prediction.py``            the posterior at test points
+``advice.py``                what an update warns of, once for each cause
 ``atomic.py``                change modules all at once, or not at all
 ``likelihoods.py``           what an update asks of a likelihood
 ``multioutput.py``           several outputs as a batch of streams

@@ -84,6 +84,14 @@ class BudgetWarning(StreamingGPWarning):
     """Inducing points that are too few to keep what the stream said."""
 
 
+class SharedHyperparametersWarning(StreamingGPWarning):
+    """Streams of a batch that share hyperparameters for lack of a batch shape."""
+
+
+class PrecisionWarning(StreamingGPWarning):
+    """Inputs whose neighbours are one point in the dtype in which they came."""
+
+
 class ForgottenAbsorbWarning(StreamingGPWarning):
     """A second batch trained on before the first was absorbed."""
 

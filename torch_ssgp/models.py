@@ -22,12 +22,12 @@ from torch import Tensor
 
 from torch_ssgp import likelihoods, persistence
 from torch_ssgp import validation as check
+from torch_ssgp.advice import warn_once
 from torch_ssgp.atomic import atomic_change
 from torch_ssgp.conditioning import condition
 from torch_ssgp.core import StreamingCore
 from torch_ssgp.exceptions import (
     ArgumentError,
-    BudgetWarning,
     NumericalWarning,
     warn,
 )
@@ -45,7 +45,6 @@ from torch_ssgp.update.result import Status, UpdateResult
 from torch_ssgp.update.state import Learned
 
 MEMORY = 2  # points of the memory for every inducing point, by default
-LARGE_LOSS = 0.1  # nats per datum whose loss is worth a warning
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -260,31 +259,10 @@ class StreamingGP(StreamingCore):
         # Before the change: a warning may be an error.
         if learned.status is not Status.OK:
             warn(learned.status.advice, NumericalWarning)
-        warned = self._warn_of_losses(learned, data, points is not None)
+        warned = warn_once(self, learned, data, options)
         self.commit(learned)
         self.warned = warned
         return result
-
-    def _warn_of_losses(
-        self, learned: Learned, data: Data, points_given: bool
-    ) -> frozenset[str]:
-        """Say once of each limit that it loses much; what was said so far."""
-        num_data = float(learned.summary["num_data"].max())
-        warned = self.warned
-        loss = float(learned.loss.max()) / num_data
-        if loss > LARGE_LOSS and not points_given and "points" not in warned:
-            num_inducing = learned.summary["inducing_points"].size(-2)
-            advice = self.inducing_policy.advice(num_inducing, self.num_inducing)
-            text = _TOO_FEW_POINTS.format(num_inducing, loss, advice)
-            warn(text, BudgetWarning)
-            warned = warned | {"points"}
-        loss = float(learned.memory_loss.max()) / max(data.y.size(-1), 1)
-        if loss > LARGE_LOSS and "memory" not in warned:
-            num_points = learned.memory["points"].size(-2)
-            text = _TOO_SMALL_MEMORY.format(num_points, loss)
-            warn(text, BudgetWarning)
-            warned = warned | {"memory"}
-        return warned
 
     @one_at_a_time
     def reset(self) -> None:
@@ -441,15 +419,3 @@ class StreamingGP(StreamingCore):
             "inducing_policy": inducing_policy,
         }
         return persistence.load(cls, path, map_location, given)
-
-
-_TOO_FEW_POINTS = (
-    "Computing with {} inducing points loses {:.2g} nats per datum, see "
-    "UpdateResult.projection_loss. {}, or predict with from_memory=True. This is said "
-    "once."
-)
-_TOO_SMALL_MEMORY = (
-    "Compressing the memory to {} points lost {:.2g} nats per new datum, see "
-    "UpdateResult.memory_loss. Raise memory_size, or num_inducing; on a time axis that "
-    "grows, let the past fade: forget=0.99. This is said once."
-)

@@ -342,6 +342,33 @@ BoTorch's errors where BoTorch's own models would.
 This page is made by `scripts/input_contract.py`, from these objects:
 """
 
+CLOSING = """\
+## Accepted, with a warning
+
+Each comes once for a model, before the model changes. All are in
+`torch_ssgp.exceptions`.
+
+| what came | warning | what to do |
+|---|---|---|
+| Streams of a batch that learn, with a kernel or likelihood without a `batch_shape` | \
+`SharedHyperparametersWarning` | Give the part the `batch_shape` of the model. To \
+share hyperparameters on purpose, give it `torch.Size([1])`. Classes of one target may \
+share. |
+| Inputs too large for their spacing, such as Unix time in float32 | \
+`PrecisionWarning` | Subtract the first value before the inputs become float32, or use \
+`model.to(torch.float64)` and float64 inputs. |
+| A stream that needs more inducing points or a larger memory | `BudgetWarning` | \
+What the warning says: it names the limit that was met. |
+
+## What the first batch sets
+
+The first batch that is learned from sets hyperparameters that learn and still have
+GPyTorch's default. What you set or froze stays. A constant mean of 0.0 is the
+exception: it cannot be told from the default. To keep it, use `ZeroMean()` or freeze it
+(`mean_module.raw_constant.requires_grad_(False)`). To learn from there, give it a prior
+(`ConstantMean(constant_prior=...)`).
+"""
+
 
 def objects() -> dict[str, Any]:
     """What the calls are made on."""
@@ -372,7 +399,7 @@ def page() -> str:
             message = " ".join(str(error).split()).replace("|", "\\|")
             rows.append(f"| `{call}` | `{type(error).__name__}` | {message} |")
         parts.append(f"## {section}\n\n" + "\n".join(rows) + "\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, CLOSING])
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,161 @@
+"""What an update warns of, once for each cause, before the model changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from torch_ssgp.exceptions import (
+    BudgetWarning,
+    PrecisionWarning,
+    SharedHyperparametersWarning,
+    warn,
+)
+from torch_ssgp.likelihoods import couples_classes
+from torch_ssgp.memory import Data
+from torch_ssgp.update.learning import Learned
+from torch_ssgp.update.options import UpdateOptions
+
+if TYPE_CHECKING:
+    from torch_ssgp.core import StreamingCore
+
+LARGE_LOSS = 0.1  # nats per datum whose loss is worth a warning
+
+
+def warn_once(
+    model: StreamingCore, learned: Learned, data: Data, options: UpdateOptions
+) -> frozenset[str]:
+    """Say what a user may not have meant, if it was not said before.
+
+    Args:
+        model: The model, as it was before the update.
+        learned: What it is to become.
+        data: New data.
+        options: How it learned.
+
+    Returns:
+        What was said so far, for ``model.warned``.
+    """
+    causes = {
+        "sharing": lambda: _sharing(model, options),
+        "rounding": lambda: _rounding(model, data),
+        "points": lambda: _too_few_points(model, learned, options),
+        "memory": lambda: _too_small_memory(learned, data),
+    }
+    warned = model.warned
+    for cause, find in causes.items():
+        found = None if cause in warned else find()
+        if found is not None:
+            text, category = found
+            warn(f"{text} This is said once.", category)
+            warned = warned | {cause}
+    return warned
+
+
+Found = tuple[str, type[Warning]] | None
+
+
+def _too_few_points(
+    model: StreamingCore, learned: Learned, options: UpdateOptions
+) -> Found:
+    loss = float(learned.loss.max()) / float(learned.summary["num_data"].max())
+    if loss <= LARGE_LOSS or options.inducing_points is not None:
+        return None
+    num_inducing = learned.summary["inducing_points"].size(-2)
+    advice = model.inducing_policy.advice(num_inducing, model.num_inducing)
+    text = (
+        f"Computing with {num_inducing} inducing points loses {loss:.2g} nats per "
+        f"datum, see UpdateResult.projection_loss. {advice}, or predict with "
+        "from_memory=True."
+    )
+    return text, BudgetWarning
+
+
+def _too_small_memory(learned: Learned, data: Data) -> Found:
+    loss = float(learned.memory_loss.max()) / max(data.y.size(-1), 1)
+    if loss <= LARGE_LOSS:
+        return None
+    text = (
+        f"Compressing the memory to {learned.memory['points'].size(-2)} points lost "
+        f"{loss:.2g} nats per new datum, see UpdateResult.memory_loss. Raise "
+        "memory_size, or num_inducing; on a time axis that grows, let the past fade: "
+        "forget=0.99."
+    )
+    return text, BudgetWarning
+
+
+def _sharing(model: StreamingCore, options: UpdateOptions) -> Found:
+    """Streams that learn one set of hyperparameters for lack of a batch shape.
+
+    Classes of one target often do so on purpose, and so do modules whose batch shape
+    is one.
+    """
+    batch, num_updates = model.batch_shape, int(model.summary.num_updates)
+    if batch.numel() == 1 or couples_classes(model.likelihood):
+        return None
+    if not options.learns_at(num_updates):
+        return None
+    names = [
+        type(part).__name__
+        for part in model.covar_module.modules()
+        if isinstance(part, Kernel)
+        and not part._batch_shape
+        and any(p.requires_grad for p in part.parameters(recurse=False))
+    ]
+    raw_noise = getattr(model.likelihood, "raw_noise", None)
+    if raw_noise is not None and raw_noise.ndim == 1 and raw_noise.requires_grad:
+        names.append(type(model.likelihood).__name__)
+    if not names:
+        return None
+    text = (
+        f"{' and '.join(dict.fromkeys(names))} without a batch_shape in a model of "
+        f"batch_shape {tuple(batch)}: all streams share one set of hyperparameters. "
+        f"For one set per stream use batch_shape=torch.Size({list(batch)}) there too; "
+        "to share them on purpose, torch.Size([1])."
+    )
+    return text, SharedHyperparametersWarning
+
+
+def _rounding(model: StreamingCore, data: Data) -> Found:
+    """Inputs that are too large for their spacing, such as Unix time in float32."""
+    points = [data.x.reshape(-1, data.x.size(-1))]
+    if not model.memory.is_empty:
+        known = model.memory.points.detach()
+        points.append(known.reshape(-1, known.size(-1)).to(data.x))
+    step = coarsest_step(torch.cat(points), torch.finfo(model.dtype).eps)
+    if step is None:
+        return None
+    text = (
+        f"Inputs are so large that {model.dtype} knows only steps of {step:g} between "
+        "them: neighbours become one point. Subtract the first value, as of a "
+        "timestamp, before they are converted to that dtype, or use "
+        "model.to(torch.float64) and inputs of that dtype."
+    )
+    return text, PrecisionWarning
+
+
+def coarsest_step(points: Tensor, eps: float) -> float | None:
+    """The distance of neighbouring numbers where it hides that of the inputs.
+
+    Args:
+        points: ``(n, d)``.
+        eps: Relative precision in which they came.
+
+    Returns:
+        The largest such distance of a column whose distinct values are as close, or
+        whose only value is beyond all whole numbers of that precision; else ``None``.
+    """
+    largest = points.abs().amax(0)
+    step = eps * largest.clamp_min(1e-30).log2().floor().exp2()
+    extent = points.amax(0) - points.amin(0)
+    is_close = extent <= 2 * points.size(0) * step  # most inputs are not
+    if not bool(is_close.any()):
+        return None
+    values = points.sort(0).values
+    gaps = values.diff(dim=0, prepend=values[:1])
+    gap = gaps.where(gaps > 0, torch.nan).nanmedian(0).values
+    is_merged = is_close & torch.where(gap.isnan(), step > 1, gap <= 2 * step)
+    return float(step.where(is_merged, 0).max()) or None
