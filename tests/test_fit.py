@@ -12,8 +12,8 @@ from gpytorch.kernels import PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ZeroMean
 
-import streams
 from torch_ssgp import StreamingGP
+from workbench import streams
 
 
 def data(n=100, scale=1.0, noise=0.1):

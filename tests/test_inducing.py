@@ -11,7 +11,6 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-import streams
 from torch_ssgp import (
     AdaptiveBudget,
     AllocatorPolicy,
@@ -28,6 +27,7 @@ from torch_ssgp.inducing import Candidates, merge_duplicates
 from torch_ssgp.update import UpdateOptions
 from torch_ssgp.update.walk import Update
 from torch_ssgp.validation import check_choice
+from workbench import streams
 
 POLICIES: list[InducingPolicy] = [
     KeepOld(),

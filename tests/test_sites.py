@@ -19,14 +19,14 @@ from gpytorch.likelihoods import (
 from gpytorch.means import ConstantMean, ZeroMean
 
 from oracles import OldPosterior, SparsePosterior, streaming_elbo_four_terms
-from scripts import likelihoods as tables
-from scripts.streams import banana
 from torch_ssgp import StreamingGP, exceptions, settings
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.likelihoods import expected_log_prob, softmax_bound
 from torch_ssgp.memory import Data
 from torch_ssgp.update.objective import GaussianObjective, Prior
 from torch_ssgp.update.sites import ROUND, SiteObjective, basis
+from workbench import likelihoods as tables
+from workbench.streams import banana
 
 JITTER = 1e-6
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent
-if str(ROOT.parent / "scripts") not in sys.path:  # scripts is not a package
-    sys.path.insert(0, str(ROOT.parent / "scripts"))
-
-import streams  # noqa: E402
+from workbench import streams
 
 
 def assert_first_batch_is_standardised(stream: streams.Stream) -> None:
@@ -40,7 +36,9 @@ MADE_UP = [
 
 def test_pseudo_periodic_formula_gives_the_rows_of_the_file():
     # First rows of column 1 of UCI data set 136, 8 digits as in the file.
-    rows = np.loadtxt(ROOT / "data" / "pseudo_periodic_column1_first_100.csv")
+    rows = np.loadtxt(
+        Path(__file__).parent / "data" / "pseudo_periodic_column1_first_100.csv"
+    )
     values = streams.pseudo_periodic_values(column=1, steps=len(rows))
     torch.testing.assert_close(values, torch.from_numpy(rows), rtol=0, atol=1e-8)
 
@@ -137,7 +135,7 @@ def test_missing_package_says_what_to_install(monkeypatch, make, package):
     def no_import(name: str):
         raise ImportError(name)
 
-    monkeypatch.setattr(streams.importlib, "import_module", no_import)
+    monkeypatch.setattr(importlib, "import_module", no_import)
     with pytest.raises(ImportError, match=f"pip install {package}"):
         make()
 

@@ -8,8 +8,8 @@ import os
 import pytest
 import torch
 
-import streams
-from baselines import Streaming, normal_scores
+from workbench import streams
+from workbench.baselines import Streaming, normal_scores
 
 # Figures for this stream are usually given in units of the spread of the first 1,000
 # time steps; the stream is in units of its first batch, the first 2,000. In the usual

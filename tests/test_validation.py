@@ -10,8 +10,8 @@ import torch
 from botorch.exceptions.errors import BotorchError
 from gpytorch.kernels import AdditiveKernel, MaternKernel, RBFKernel, ScaleKernel
 
-import input_contract
 from torch_ssgp import AdaptiveBudget, GreedyVariance, StreamingGP, exceptions
+from workbench import input_contract
 
 CALLS = [
     (section, call)
