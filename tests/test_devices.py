@@ -62,8 +62,7 @@ HOST_CHECKS = {
     "likelihoods._supported": "whether the likelihood explains the targets",
     "likelihoods.check_support": "whether the likelihood explains the targets",
     "update.initialization._untouched": "whether a hyperparameter was set",
-    "update.initialization._search": "which start is the best",
-    "update.site_initialization._search": "which start is the best",
+    "update.initialization.search": "which start is the best",
     "inducing.GreedyPolicy._take": "how many points are useful, after every block",
     "inducing.AdaptiveBudget.__call__": "how many points are needed",
     "inducing.AdaptiveBudget.revise": "whether more points are needed",
@@ -127,8 +126,7 @@ HOST_CHECKS = {
 # Where constants of the host go to the device.
 COPIES = {
     "likelihoods._nodes": "nodes of the quadrature, once",
-    "update.initialization._search": "the starts that were tried",
-    "update.site_initialization._search": "the starts that were tried",
+    "update.initialization.search": "the starts that were tried",
     "update.site_initialization._robust_variance": "two quantiles",
     "update.forgetting.judge": "the powers",
     "update.forgetting.decide": "the powers",

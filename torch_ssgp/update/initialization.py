@@ -8,6 +8,7 @@ default, whoever set it: one that is meant has a prior, is frozen, or is a ``Zer
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -69,10 +70,17 @@ def initialize_from_data(
     noise = None
     if isinstance(likelihood, GaussianLikelihood):
         free = _untouched(likelihood.noise_covar.raw_noise)
-        noise = likelihood.noise_covar if free else None
+        noise = Noise(likelihood.noise_covar, variance) if free else None
     if not lengths and noise is None:
         return
-    _search(mean, kernel, likelihood, x, y, lengths, noise, variance)
+
+    def evidence() -> Tensor:
+        sigma2 = getattr(likelihood, "noise", None)
+        if sigma2 is None or noise is None and not _is_scalar(sigma2):
+            sigma2 = 0.1 * variance.unsqueeze(-1)
+        return _log_density(y - mean(x), inducing_gram(kernel, x, 0.0).K_zz, sigma2)
+
+    search(lengths, noise, LENGTHSCALES, NOISES, evidence)
 
 
 def set_constants(mean: Mean, level: Tensor) -> None:
@@ -91,39 +99,49 @@ def set_constants(mean: Mean, level: Tensor) -> None:
             module.raw_constant.copy_(fit_shape(level, module.raw_constant))
 
 
-def _search(
-    mean: Mean,
-    kernel: Kernel,
-    likelihood: Likelihood,
-    x: Tensor,
-    y: Tensor,
+class Noise(NamedTuple):
+    """A module with a noise to set, and the variance ``(*batch,)`` of the targets."""
+
+    module: nn.Module
+    variance: Tensor
+
+    def set_to(self, level: float | Tensor) -> None:
+        """Set the noise to a fraction of the variance, one for all or for each."""
+        _set(self.module, "raw_noise", level * self.variance.unsqueeze(-1))
+
+
+def search(
     lengths: list[Length],
-    noise: nn.Module | None,
-    variance: Tensor,
+    noise: Noise | None,
+    fractions: tuple[float, ...],
+    levels: tuple[float, ...],
+    score: Callable[[], Tensor],
 ) -> None:
-    """Take the pair of lengthscale and noise with the largest evidence, per stream."""
-    fractions = LENGTHSCALES if lengths else (1.0,)
-    levels = NOISES if noise is not None else (1.0,)
+    """Take the pair of lengthscale and noise with the largest score, per stream.
+
+    Args:
+        lengths: What is set to the same fraction of the extent of the inputs.
+        noise: What is set to a fraction of the variance of the targets.
+        fractions: Fractions of the extent to try.
+        levels: Fractions of the variance to try.
+        score: ``(*batch,)``, how good the present values are.
+    """
+    fractions = fractions if lengths else (1.0,)
+    levels = levels if noise is not None else (1.0,)
     grid = list(itertools.product(fractions, levels))
     scores = []
     for fraction, level in grid:
         for base, name, spread in lengths:
             _set(base, name, fraction * spread)
         if noise is not None:
-            _set(noise, "raw_noise", level * variance.unsqueeze(-1))
-        sigma2 = getattr(likelihood, "noise", None)
-        if sigma2 is None or noise is None and not _is_scalar(sigma2):
-            sigma2 = 0.1 * variance.unsqueeze(-1)
-        scores.append(
-            _log_density(y - mean(x), inducing_gram(kernel, x, 0.0).K_zz, sigma2)
-        )
-    score = torch.stack(scores).nan_to_num(-torch.inf)
-    best = score.argmax(0)
-    table = torch.tensor(grid, dtype=y.dtype, device=y.device)[best]
+            noise.set_to(level)
+        scores.append(score())
+    best = torch.stack(scores).nan_to_num(-torch.inf).argmax(0)
+    table = torch.tensor(grid, dtype=scores[0].dtype, device=best.device)[best]
     for base, name, spread in lengths:
         _set(base, name, table[..., 0, None, None] * spread)
     if noise is not None:
-        _set(noise, "raw_noise", table[..., 1, None] * variance.unsqueeze(-1))
+        noise.set_to(table[..., 1, None])
 
 
 def _log_density(r: Tensor, K: Tensor, noise: Tensor) -> Tensor:

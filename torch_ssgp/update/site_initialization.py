@@ -8,12 +8,10 @@ the function whatever the link.
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
-from torch import Tensor, nn
+from torch import Tensor
 
 from torch_ssgp.exceptions import breakdowns
 from torch_ssgp.inducing import evenly
@@ -21,10 +19,12 @@ from torch_ssgp.likelihoods import expected_log_prob, takes_labels
 from torch_ssgp.memory import Data
 from torch_ssgp.update.initialization import (
     Length,
+    Noise,
     _length_name,
     _set,
     _spread,
     _untouched,
+    search,
     set_constants,
 )
 from torch_ssgp.update.sites import SiteObjective
@@ -50,10 +50,10 @@ def initialize_sites(objective: SiteObjective) -> None:
         keep = evenly(x, SUBSET)
         x, y = x[..., keep, :], y[..., keep]
     mean, kernel, likelihood = objective.mean, objective.kernel, objective.likelihood
-    noise = _noise_module(likelihood)
     variance = _robust_variance(y)
+    noise = Noise(likelihood, variance) if _has_free_noise(likelihood) else None
     if noise is not None:
-        _set(noise, "raw_noise", 0.1 * variance.unsqueeze(-1))
+        noise.set_to(0.1)
     level = torch.zeros_like(y[..., :1])
     if not takes_labels(likelihood):
         level = _constant(likelihood, y, start=noise is not None)
@@ -69,28 +69,10 @@ def initialize_sites(objective: SiteObjective) -> None:
         for k in kernel.modules()
         if (name := _length_name(k)) and _untouched(getattr(k, name))
     ]
-    if lengths or noise is not None:
-        _search(objective, x, y, lengths, noise, variance)
+    if not lengths and noise is None:
+        return
 
-
-def _search(
-    objective: SiteObjective,
-    x: Tensor,
-    y: Tensor,
-    lengths: list[Length],
-    noise: nn.Module | None,
-    variance: Tensor,
-) -> None:
-    """Take the pair of lengthscale and noise with the largest bound, per stream."""
-    fractions = LENGTHSCALES if lengths else (1.0,)
-    levels = NOISES if noise is not None else (1.0,)
-    grid = list(itertools.product(fractions, levels))
-    scores = []
-    for fraction, level in grid:
-        for base, name, spread in lengths:
-            _set(base, name, fraction * spread)
-        if noise is not None:
-            _set(noise, "raw_noise", level * variance.unsqueeze(-1))
+    def bound() -> Tensor:
         trial = SiteObjective(
             objective.modules_of_prior,
             Data(x, y),
@@ -103,13 +85,9 @@ def _search(
         bound = trial.guess_sites(num_iterations=6)
         if trial.coupled:
             bound = bound.sum(-1, keepdim=True).expand(bound.shape)
-        scores.append(bound)
-    best = torch.stack(scores).nan_to_num(-torch.inf).argmax(0)
-    table = torch.tensor(grid, dtype=y.dtype, device=y.device)[best]
-    for base, name, spread in lengths:
-        _set(base, name, table[..., 0, None, None] * spread)
-    if noise is not None:
-        _set(noise, "raw_noise", table[..., 1, None] * variance.unsqueeze(-1))
+        return bound
+
+    search(lengths, noise, LENGTHSCALES, NOISES, bound)
 
 
 def _diameter(kernel: Kernel, name: str, x: Tensor) -> float:
@@ -120,10 +98,10 @@ def _diameter(kernel: Kernel, name: str, x: Tensor) -> float:
     return dims**0.5
 
 
-def _noise_module(likelihood: Likelihood) -> nn.Module | None:
-    """The likelihood, if it has a noise of the targets that nobody set."""
+def _has_free_noise(likelihood: Likelihood) -> bool:
+    """Whether there is a noise of the targets that nobody set."""
     raw = getattr(likelihood, "raw_noise", None)
-    return likelihood if raw is not None and _untouched(raw) else None
+    return raw is not None and _untouched(raw)
 
 
 def _robust_variance(y: Tensor) -> Tensor:
