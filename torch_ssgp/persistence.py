@@ -66,14 +66,21 @@ class Layout(NamedTuple):
         settings: Arguments of the constructor, with their types.
         modules: Names of the modules.
         tensor: Name of a tensor of the state; modules go to its device.
+        build: Makes a model of a class from its modules and the content of the file.
     """
 
     settings: dict[str, type]
     modules: tuple[str, ...]
     tensor: str
+    build: Callable[[Any, dict[str, Any], dict[str, Any]], Any]
 
 
-STREAMING_GP = Layout(SETTINGS, MODULES, "summary.g")
+STREAMING_GP = Layout(
+    SETTINGS,
+    MODULES,
+    "summary.g",
+    lambda cls, modules, content: cls(**modules, **content["settings"]),
+)
 
 
 def core_settings(core: StreamingGP) -> dict[str, Any]:
@@ -103,24 +110,26 @@ def save(model: StreamingGP, path: str | os.PathLike[str]) -> None:
 
 
 def load(
-    cls: type[StreamingGP],
+    cls: type,
     path: str | os.PathLike[str],
     map_location: MapLocation,
     given: dict[str, Any],
-) -> StreamingGP:
+    layout: Layout = STREAMING_GP,
+) -> Any:
     """Read a model; see :meth:`torch_ssgp.StreamingGP.load`.
 
     Args:
         cls: The class the file must hold.
-        path: A file that :func:`save` wrote.
+        path: A file that :func:`write` wrote.
         map_location: As in ``torch.load``.
-        given: Built modules by the names in ``MODULES``; None where the file has one.
+        given: Built modules by name; None where the file has one.
+        layout: What the file must hold.
     """
-    content = read(path, cls, map_location, STREAMING_GP)
-    modules = rebuild(path, content, map_location, STREAMING_GP, given)
+    content = read(path, cls, map_location, layout)
+    modules = rebuild(path, content, map_location, layout, given)
     with fitting_together(path):
-        model = cls(**modules, **content["settings"])
-        model.to(content["dtype"])  # which has nothing else to follow without modules'
+        model = layout.build(cls, modules, content)
+        model.core.to(content["dtype"])  # for a model whose modules have no tensor
         model.load_state_dict(content["state"])
     return model.train(content["training"])
 
@@ -201,6 +210,11 @@ def rebuild(
         layout: What the file holds.
         given: Built modules by name; None where the file has one.
     """
+    for name, module in given.items():
+        if module is not None and name not in content["modules"]:
+            raise StateError(
+                f"{name} was passed, but the model in {path} has none. Load it without."
+            )
     device, modules = content["state"][layout.tensor].device, {}
     for name, saved in content["modules"].items():
         module = given.get(name)

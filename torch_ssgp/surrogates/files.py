@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_ssgp import persistence
-from torch_ssgp.exceptions import StateError
 from torch_ssgp.models import StreamingGP
-from torch_ssgp.persistence import MODULES, Layout, MapLocation
+from torch_ssgp.persistence import MODULES, Layout
 from torch_ssgp.surrogates.base import TRANSFORMS
 from torch_ssgp.surrogates.units import Moments
 
 if TYPE_CHECKING:
     from torch_ssgp.surrogates.model import SingleTaskStreamingGP
-
-LAYOUT = Layout(
-    {**persistence.SETTINGS, "num_dims": int}, MODULES, tensor="model.summary.g"
-)
 
 
 def save(
@@ -40,34 +35,17 @@ def save(
     persistence.write(path, model, settings, modules)
 
 
-def load(
-    cls: type[SingleTaskStreamingGP],
-    path: str | os.PathLike[str],
-    map_location: MapLocation,
-    given: dict[str, Any],
-) -> SingleTaskStreamingGP:
-    """Read a surrogate; see :meth:`SingleTaskStreamingGP.load`.
-
-    Args:
-        cls: The class the file must hold.
-        path: A file that :func:`save` wrote.
-        map_location: As in ``torch.load``.
-        given: Built modules and transforms by name; None where the file has one.
-    """
-    content = persistence.read(path, cls, map_location, LAYOUT)
-    for name in TRANSFORMS:
-        if given[name] is not None and name not in content["modules"]:
-            raise StateError(
-                f"{name} was passed, but the model in {path} has none. Load it without."
-            )
-    parts = persistence.rebuild(path, content, map_location, LAYOUT, given)
+def _build(cls: Any, parts: dict[str, Any], content: dict[str, Any]) -> Any:
     settings, state = dict(content["settings"]), content["state"]
-    with persistence.fitting_together(path):
-        num_dims = settings.pop("num_dims")
-        core = StreamingGP(**{name: parts.pop(name) for name in MODULES}, **settings)
-        model = object.__new__(cls)
-        names = ("num_targets", "target_mean", "target_squares", "average_noise")
-        *moments, average_noise = (torch.zeros_like(state[name]) for name in names)
-        model.assemble(core, num_dims, Moments(*moments), average_noise, **parts)
-        model.load_state_dict(state)
-    return model.train(content["training"])
+    num_dims = settings.pop("num_dims")
+    core = StreamingGP(**{name: parts.pop(name) for name in MODULES}, **settings)
+    model = object.__new__(cls)
+    names = ("num_targets", "target_mean", "target_squares", "average_noise")
+    *moments, average_noise = (torch.zeros_like(state[name]) for name in names)
+    model.assemble(core, num_dims, Moments(*moments), average_noise, **parts)
+    return model
+
+
+LAYOUT = Layout(
+    {**persistence.SETTINGS, "num_dims": int}, MODULES, "model.summary.g", _build
+)

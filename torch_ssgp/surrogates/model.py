@@ -25,7 +25,7 @@ from gpytorch.means import ConstantMean, Mean
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from torch_ssgp import validation
+from torch_ssgp import persistence, validation
 from torch_ssgp.atomic import atomic_change
 from torch_ssgp.inducing import GreedyInformation, InducingPolicy
 from torch_ssgp.models import StreamingGP
@@ -439,7 +439,7 @@ class SingleTaskStreamingGP(StreamingSurrogate):
             "input_transform": input_transform,
             "outcome_transform": outcome_transform,
         }
-        return files.load(cls, path, map_location, given)
+        return persistence.load(cls, path, map_location, given, files.LAYOUT)
 
 
 def _options(given: dict[str, Any], known: Iterable[str], where: str) -> UpdateOptions:
