@@ -373,13 +373,8 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
             feature, whose units are read off the first data, and hyperparameters for
             each function. One without a ``batch_shape`` is shared by the functions.
         mean: A GPyTorch mean; zero by default.
-        num_inducing: Largest number of inducing points.
-        memory_size: Number of points of the memory; twice ``num_inducing`` by default.
-        inducing_policy: Chooses inducing points; ``AdaptiveBudget`` by default.
-        options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`.
-        from_memory: Whether to predict from all points of the memory, which is more
-            accurate and costs more.
-        device: Where to compute, such as ``"cuda"``; the default of torch otherwise.
+        num_inducing: See :class:`StreamingGPRegressor`, as for ``memory_size``,
+            ``inducing_policy``, ``options``, ``from_memory`` and ``device``.
 
     Attributes:
         classes_: The labels, sorted.
