@@ -16,8 +16,8 @@ from torch_ssgp.exceptions import (
 )
 from torch_ssgp.likelihoods import couples_classes
 from torch_ssgp.memory import Data
-from torch_ssgp.update.learning import Learned
 from torch_ssgp.update.options import UpdateOptions
+from torch_ssgp.update.state import Learned
 
 if TYPE_CHECKING:
     from torch_ssgp.core import StreamingCore

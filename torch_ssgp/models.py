@@ -42,7 +42,6 @@ from torch_ssgp.update.learning import learn
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import Callback, UpdateOptions
 from torch_ssgp.update.result import Status, UpdateResult
-from torch_ssgp.update.state import Learned
 
 MEMORY = 2  # points of the memory for every inducing point, by default
 
