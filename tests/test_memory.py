@@ -277,7 +277,7 @@ def test_a_fresh_start_is_tried_whenever_the_data_have_doubled(monkeypatch):
         model.update(
             x[i : i + 1], y[i : i + 1], num_steps=1, learn_hyperparameters=True
         )
-    assert fresh == [2, 4, 8, 16, 32]
+    assert fresh == [1, 2, 4, 8, 16, 32]
 
 
 def test_a_fresh_start_respects_what_the_user_set_and_froze():

@@ -13,6 +13,7 @@ between inducing points and new data has to be computed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,6 @@ from torch import Tensor
 from torch_ssgp import functional as fn
 from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import Projection, PseudoObservations
-from torch_ssgp.inducing import InducingPolicy
 from torch_ssgp.modules import form_of, same_variables
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Objective
@@ -49,7 +49,7 @@ def append(
     summary: PosteriorSummary,
     objective: Objective,
     num_new: int,
-    policy: InducingPolicy,
+    wants_points: Callable[[Tensor, int, int], bool] | None,
     num_inducing: int,
 ) -> Appended | None:
     """The posterior of all data, where prior and inducing points stay.
@@ -58,7 +58,8 @@ def append(
         summary: The posterior of before.
         objective: The bound on all that is remembered, at fixed hyperparameters.
         num_new: How many of its data, the last ones, are not in the summary.
-        policy: Says whether new data need inducing points.
+        wants_points: Whether new data need inducing points, see
+            :class:`~torch_ssgp.inducing.InducingPolicy`; ``None`` where they are given.
         num_inducing: The largest number of them.
 
     Returns:
@@ -96,8 +97,10 @@ def append(
     lost = k_ff - fn.squared_norm(A_f, -2)
     if weighed.root is not None:
         A_f, lost = A_f * weighed.root.unsqueeze(-2), lost * weighed.root.square()
-    if policy.wants_points(lost / (2 * s.unsqueeze(-1)), z.size(-2), num_inducing):
-        return None
+    if wants_points is not None:
+        nats = lost / (2 * s.unsqueeze(-1))
+        if wants_points(nats, z.size(-2), num_inducing):
+            return None
     past = PseudoObservations(*(t.to(y) for t in summary.pseudo_observations))
     old = fn.recall(past, L, m_b)
     rows = Projection(

@@ -49,6 +49,7 @@ from torch_ssgp.update.objective import Objective
 # it was made at: beyond, the site is linear for all purposes, and no row can be.
 MAX_DISTANCE = 1e3
 MIN_PRECISION = 1e-30  # of a site that says nothing
+SECANT_LENGTH = 2.0  # standard deviations, see `secant_sites`
 TOLERANCE = 1e-8  # of natural gradients, in units of the prior
 MAX_ITERATIONS = 200
 ROUND = 10  # steps of L-BFGS between two E-phases
@@ -398,8 +399,9 @@ class SiteObjective(Objective):
         .. math:: \beta_i = \frac{g_i(m_i - d_i) - g_i(m_i)}{d_i}, \quad
             g_i = \partial_{m_i} E_q \log p(y_i \mid f_i),
 
-        over the way :math:`d_i` back to the prior mean: where the next class may pull
-        the function. Slopes at :math:`m_i` stay, hence so does the mean of q.
+        over a move :math:`d_i` back towards the prior mean, by at most
+        ``SECANT_LENGTH`` standard deviations of q. Slopes at :math:`m_i` stay, hence
+        so does the mean of q.
 
         Args:
             basis: Coordinates of data and past.
@@ -409,7 +411,9 @@ class SiteObjective(Objective):
             Sites of the same slopes, with larger precisions where they would fade.
         """
         q = marginals(basis, sites)
-        move = basis.m_f - q.mean
+        back = basis.m_f - q.mean
+        limit = SECANT_LENGTH * q.variance.sqrt()
+        move = torch.maximum(torch.minimum(back, limit), -limit)
         far = move.abs() > 1e-3 * basis.k_f.sqrt()
         now = self._slope(q.mean, q.variance)
         then = self._slope(q.mean + move, q.variance)
@@ -490,8 +494,8 @@ class SiteObjective(Objective):
 
     @torch.no_grad()
     def as_lasting(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
-        """Rows of secants, where data are labels: classes may come one by one."""
-        if not likelihoods.takes_labels(self.likelihood):
+        """Rows of secants for classes, which often come one after the other."""
+        if not self.coupled:
             return data
         rows = basis(prior, self.past)
         assert self.sites is not None

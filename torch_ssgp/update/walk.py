@@ -207,7 +207,6 @@ class Update:
             summary.is_empty
             or num_new == 0
             or options.num_steps
-            or options.inducing_points is not None
             or self.judged.clock is not None
             or isinstance(self.judged.power, Tensor)
             or self.judged.power != 1
@@ -215,10 +214,14 @@ class Update:
             or bool(summary.shared_noise) != limits.shared_noise
         ):
             return None
+        z, policy = options.inducing_points, limits.policy
+        if z is not None and not torch.equal(z, summary.inducing_points.to(z)):
+            return None
         objective = self.objective()
         if objective.revises or (self.is_finer and self.compresses(objective)):
             return None
-        added = append(summary, objective, num_new, limits.policy, limits.num_inducing)
+        wants_points = policy.wants_points if z is None else None
+        added = append(summary, objective, num_new, wants_points, limits.num_inducing)
         if added is None:
             return None
         rows, raw = Rows(objective.z_a, objective.past), objective.data
