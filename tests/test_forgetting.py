@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 
@@ -324,16 +324,21 @@ def test_a_time_axis_may_grow_past_the_budget():
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_clock_is_an_input_that_only_grows_or_only_falls(sign):
     model = make(num_inducing=10)
+    model.covar_module.base_kernel.lengthscale = 0.3
+    kernel = model.covar_module
     t = sign * torch.arange(40, dtype=torch.float64).unsqueeze(-1) / 10
     model.update(t[:30], torch.sin(t[:30, 0]), num_steps=0)
     model.memory.replace(lost=torch.tensor(30.0).double())
     known = torch.ones(()).double()
     data = Data(t[30:], torch.sin(t[30:, 0]))
-    assert outgrown(model.memory, data, known) == (0, sign)
-    assert outgrown(model.memory, data, 0 * known) is None  # far ahead: a map
+    assert outgrown(kernel, model.memory, data, known) == (0, sign)
+    assert outgrown(kernel, model.memory, data, 0 * known) is None  # far ahead: a map
     shuffled = Data(data.x.flip(-2), data.y)
-    assert outgrown(model.memory, shuffled, known) is None
+    assert outgrown(kernel, model.memory, shuffled, known) is None
     repeated = Data(torch.cat([data.x[:-1], data.x[-2:-1]]), data.y)
-    assert outgrown(model.memory, repeated, known) is None
+    assert outgrown(kernel, model.memory, repeated, known) is None
     model.memory.replace(lost=torch.tensor(0.1).double())
-    assert outgrown(model.memory, data, known) is None  # points suffice
+    assert outgrown(kernel, model.memory, data, known) is None  # points suffice
+    model.memory.replace(lost=torch.tensor(30.0).double())
+    related = PeriodicKernel().double()  # what is old is needed
+    assert outgrown(related, model.memory, data, known) is None

@@ -533,6 +533,13 @@ def _rough_kernel(points: Tensor, capacity: int) -> RBFKernel:
 # -- forgetting a stretch ---------------------------------------------------------
 
 
+def older_half(points: Tensor, dim: int, sign: int) -> Tensor:
+    """The earlier half of the points, ``(*batch, r // 2, d)``; see below."""
+    order = (sign * points[..., dim]).argsort(-1)[..., : points.size(-2) // 2]
+    index = order.unsqueeze(-1).expand(*order.shape, points.size(-1))
+    return points.gather(-2, index)
+
+
 def recent_half(rows: Rows, dim: int, sign: int) -> Rows:
     r"""What rows say about the later half of their points.
 

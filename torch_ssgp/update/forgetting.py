@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import torch
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from torch_ssgp import functional as fn
@@ -33,7 +34,8 @@ from torch_ssgp import likelihoods
 from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.inducing import evenly
-from torch_ssgp.memory import Data, Memory
+from torch_ssgp.kernels import Form
+from torch_ssgp.memory import Data, Memory, older_half
 from torch_ssgp.modules import form_of, inducing_gram, observation_noise
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Prior
@@ -48,6 +50,7 @@ MAX_DATA = 256  # new data that are looked at, evenly spread over the batch
 SURPRISING = 4.0  # standard deviations of the misfit that call for learning
 STARVED = 0.05  # nats per datum that inducing points lose when a stream outgrew them
 FOLLOWED = 0.5  # share of the variance of new data that is known where one follows
+UNRELATED = 0.01  # correlation below which the past says nothing about new data
 TICKS = 4  # data in order that make an input a clock
 FADING = 0.9  # what is left of old evidence for a drift after an update
 
@@ -206,14 +209,18 @@ class Clock(NamedTuple):
     sign: int
 
 
-def outgrown(memory: Memory, data: Data, explained: Tensor) -> Clock | None:
+def outgrown(
+    kernel: Kernel | Form, memory: Memory, data: Data, explained: Tensor
+) -> Clock | None:
     """The clock of a stream that has outgrown its inducing points, if it has one.
 
     Points that have to cover all of a time axis blur what is recent. That is what a
     map wants, which is filled in piece by piece. A stream that is followed, each
-    datum being predicted from those just before it, lets go of its oldest stretch.
+    datum being predicted from those just before it, lets go of its oldest stretch,
+    provided that it says nothing about the new data.
 
     Args:
+        kernel: Prior covariance.
         memory: What is remembered.
         data: New data.
         explained: ``(*batch,)``, share of their prior variance known before.
@@ -230,8 +237,16 @@ def outgrown(memory: Memory, data: Data, explained: Tensor) -> Clock | None:
         beyond = sign * (x[..., 0, :] - (sign * old.to(x)).amax(-2) * sign) >= 0
         grows = (later & beyond).reshape(-1, x.size(-1)).all(0)
         if bool(grows.any()):
-            return Clock(int(grows.int().argmax()), sign)
+            clock = Clock(int(grows.int().argmax()), sign)
+            return None if _is_related(kernel, older_half(old, *clock), x) else clock
     return None
+
+
+def _is_related(kernel: Kernel | Form, old: Tensor, x: Tensor) -> bool:
+    """Whether the function at old points says anything about that at ``x``."""
+    form, old = form_of(kernel), old.to(x)
+    variances = form.variances(old).unsqueeze(-1) * form.variances(x).unsqueeze(-2)
+    return bool((form.gram(old, x).square() > UNRELATED**2 * variances).any())
 
 
 class Judged(NamedTuple):
@@ -277,7 +292,8 @@ class Judged(NamedTuple):
             power, doubt = decide(judgement, doubt, options.change_odds)
             doubted = is_old * float(memory.doubted) + y.size(-1)
             if bool((power == 1).all()):
-                power, clock = 1.0, outgrown(memory, data, judgement.explained)
+                power = 1.0
+                clock = outgrown(known.frozen.kernel, memory, data, judgement.explained)
         surprise, is_surprising = judgement.surprise, judgement.is_surprising
         return cls(power, doubt, doubted, surprise, is_surprising, clock)
 
