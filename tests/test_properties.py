@@ -90,6 +90,7 @@ class Stream:
     alpha: float
     share_noise: bool
     seed: int
+    memory: float | None = None  # its points, for every inducing point
 
     def model(self):
         shape = () if self.shared_kernel else self.batch_shape
@@ -110,6 +111,7 @@ class Stream:
             kernel,
             likelihood,
             num_inducing=self.num_inducing,
+            memory_size=self.memory and round(self.memory * self.num_inducing),
             alpha=self.alpha,
             share_noise=self.share_noise,
             batch_shape=torch.Size(self.batch_shape),
@@ -192,6 +194,7 @@ def streams(**fixed):
         "alpha": st.sampled_from([0.0, 0.5, 1.0]),
         "share_noise": st.booleans(),
         "seed": st.integers(0, 99),
+        "memory": st.sampled_from([None, 1.0, 1.5, 100.0]),
     }
     return st.builds(Stream, **{**fields, **fixed}).map(within_limits)
 
