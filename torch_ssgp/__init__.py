@@ -24,6 +24,9 @@ points. Data walk through the rooms once:
 ``advice.py``                what an update warns of, once for each cause
 ``atomic.py``                change modules all at once, or not at all
 ``likelihoods.py``           what an update asks of a likelihood
+``merging.py``               ``merge``: several models into one
+``parts.py``                 what each of them saw
+``branching.py``             ``branch``: copies that can be merged again
 ``multioutput.py``           several outputs as a batch of streams
 ``streaming.py``             ``stream``: predict, then learn, batch by batch
 ``variational/``             the same idea as a GPyTorch variational strategy
@@ -40,6 +43,7 @@ points. Data walk through the rooms once:
 """
 
 from torch_ssgp import exceptions, settings
+from torch_ssgp.branching import branch
 from torch_ssgp.inducing import (
     AdaptiveBudget,
     AllocatorPolicy,
@@ -51,6 +55,7 @@ from torch_ssgp.inducing import (
     RandomReplace,
 )
 from torch_ssgp.memory import Memory
+from torch_ssgp.merging import merge
 from torch_ssgp.mlls import StreamingELBO
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.multioutput import MultiOutputGP
@@ -83,7 +88,9 @@ __all__ = [
     "StreamingVariationalStrategy",
     "UpdateOptions",
     "UpdateResult",
+    "branch",
     "exceptions",
+    "merge",
     "settings",
     "stream",
 ]

@@ -44,6 +44,10 @@ class UnknownOptionError(ArgumentError, TypeError):
     """A keyword that is not the name of an option."""
 
 
+class MergeError(ArgumentError):
+    """Models that cannot become one."""
+
+
 class SupportError(InputError):
     """Targets that the likelihood cannot explain, such as labels of no class."""
 

@@ -212,6 +212,14 @@ class Memory(Buffers):
         doubt: ``(*batch, q)``, evidence that the stream has changed, in nats, for every
             power of forgetting; see :mod:`torch_ssgp.update.forgetting`.
         doubted: ``()``, data that came since there is a doubt.
+        base_key: ``()``, names the model that a branch continues, see
+            :func:`torch_ssgp.branch`; zero where the memory is no branch. What that
+            model knew is kept apart from what was added, and never mixed with it:
+        base_rows: ``()``, how many rows are of the base, the first ones.
+        base_raw: ``()``, how many raw data are of the base, the first ones.
+        base_residual: ``(*batch,)``, its part of ``row_residual``.
+        base_data: ``()``, its part of ``row_data``.
+        base_power: ``()``, what forgetting has left of it.
     """
 
     SIZES = {
@@ -234,6 +242,12 @@ class Memory(Buffers):
         "lost": "",
         "doubt": "q",
         "doubted": "",
+        "base_key": "",
+        "base_rows": "",
+        "base_raw": "",
+        "base_residual": "",
+        "base_data": "",
+        "base_power": "",
     }
 
     points: Tensor
@@ -255,6 +269,12 @@ class Memory(Buffers):
     lost: Tensor
     doubt: Tensor
     doubted: Tensor
+    base_key: Tensor
+    base_rows: Tensor
+    base_raw: Tensor
+    base_residual: Tensor
+    base_data: Tensor
+    base_power: Tensor
 
     def __init__(self, batch_shape: torch.Size = torch.Size()) -> None:
         super().__init__()
@@ -281,6 +301,17 @@ class Memory(Buffers):
         for name, value in empty.items():
             self.register_buffer(name, value.double())
         self.register_buffer("shared_noise", torch.tensor(False))
+        for name, value in no_base(self.offset).items():
+            self.register_buffer(name, value)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """A state from before there were branches is none."""
+        if prefix + "doubted" in state_dict:
+            for name, value in no_base(state_dict[prefix + "offset"]).items():
+                state_dict.setdefault(prefix + name, value)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _check_sizes(self, values: dict[str, Tensor], prefix: str) -> None:
         super()._check_sizes(values, prefix)
@@ -321,6 +352,18 @@ class Memory(Buffers):
         now = copy(self)
         past = PseudoObservations(now.U, now.g, now.row_residual, now.row_data)
         return Rows(now.points[..., : now.U.size(-1), :], past)
+
+    @property
+    def of_base(self) -> PseudoObservations:
+        """Those of the rows that are of the base of a branch."""
+        now = copy(self)
+        num_rows = int(now.base_rows)
+        return PseudoObservations(
+            now.U[..., :num_rows, :],
+            now.g[..., :num_rows],
+            now.base_residual,
+            now.base_data,
+        )
 
     @property
     def raw_x(self) -> Tensor:
@@ -414,6 +457,24 @@ def memory_of(summary: dict[str, Tensor]) -> dict[str, Tensor]:
         "lost": torch.zeros_like(past.rho),
         "doubt": past.rho.new_zeros(*past.rho.shape, 0),
         "doubted": torch.zeros_like(past.n),
+        **no_base(past.rho),
+    }
+
+
+def no_base(residual: Tensor) -> dict[str, Tensor]:
+    """The buffers that begin with ``base`` of a memory that is no branch.
+
+    Args:
+        residual: ``(*batch,)``, any tensor of that shape.
+    """
+    zero = torch.zeros((), dtype=torch.int64, device=residual.device)
+    return {
+        "base_key": zero,
+        "base_rows": zero.clone(),
+        "base_raw": zero.clone(),
+        "base_residual": torch.zeros_like(residual),
+        "base_data": residual.new_zeros(()),
+        "base_power": residual.new_ones(()),
     }
 
 
@@ -500,7 +561,7 @@ def choose_points(
         past=rows.past,
         x=x,
         weight=weight,
-        s=torch.ones_like(weight[..., 0]),
+        s=weight.new_ones(weight.shape[:-1]),
         jitter=jitter,
         num_inducing=capacity - kept.size(-2),
     )

@@ -171,12 +171,15 @@ def _rescaled_memory(memory: Memory, scale: Tensor, shift: Tensor) -> Memory:
     """The memory in other units: raw targets too, and what is known of their noise."""
     new, dtype = copy(memory), memory.g.dtype
     scale, shift = scale.to(dtype), shift.to(dtype)
-    past = fn.rescale(memory.compressed.past, scale, shift, bool(memory.shared_noise))
+    shared = bool(memory.shared_noise)
+    past = fn.rescale(memory.compressed.past, scale, shift, shared)
+    base = fn.rescale(memory.of_base, scale, shift, shared)
     scale, shift = scale.unsqueeze(-1), shift.unsqueeze(-1)
     new.replace(
         U=past.U,
         g=past.g,
         row_residual=past.rho,
+        base_residual=base.rho,
         y=scale * memory.y + shift,
         target=scale * memory.target + shift,
         noise=scale.square() * memory.noise,

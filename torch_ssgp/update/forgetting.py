@@ -225,6 +225,8 @@ def outgrown(
         data: New data.
         explained: ``(*batch,)``, share of their prior variance known before.
     """
+    if int(memory.base_key):  # a branch does not mix what is kept apart
+        return None
     lost = memory.lost / memory.num_data
     if not bool(((lost > STARVED) & (explained > FOLLOWED)).any()):
         return None

@@ -14,7 +14,6 @@ from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
 from torch_ssgp import validation as check
 from torch_ssgp.exceptions import Breakdown, breakdowns
-from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.inducing import Candidates, merge_duplicates
 from torch_ssgp.memory import (
     Data,
@@ -27,42 +26,20 @@ from torch_ssgp.memory import (
     stored,
 )
 from torch_ssgp.modules import gram, same_points
+from torch_ssgp.update.apart import Base
 from torch_ssgp.update.appending import append
 from torch_ssgp.update.ascent import Ascended, choose, maximize
 from torch_ssgp.update.forgetting import Judged
-from torch_ssgp.update.objective import GaussianObjective, Objective, Prior
+from torch_ssgp.update.making import make_objective
+from torch_ssgp.update.objective import Objective, Prior
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.result import Status
-from torch_ssgp.update.sites import SiteObjective
 from torch_ssgp.update.state import Known, Learned, Limits, recall
 
 GROWTH = 0.2  # growth of the data since the last learning that makes it pay again
 LOSS = 0.01  # nats per datum that inducing points may lose in addition, until then
 
 Result = TypeVar("Result")
-
-
-def make_objective(
-    prior: Prior,
-    data: Data,
-    z_a: Tensor,
-    past: PseudoObservations,
-    *,
-    shared_noise: bool,
-    alpha: float,
-    jitter: float,
-) -> Objective:
-    """The bound that goes with the likelihood; see :class:`Objective`."""
-    gaussian = likelihoods.is_gaussian(prior.likelihood)
-    return (GaussianObjective if gaussian else SiteObjective)(
-        prior,
-        data,
-        z_a,
-        past,
-        shared_noise=shared_noise,
-        alpha=alpha,
-        jitter=jitter,
-    )
 
 
 class Update:
@@ -96,6 +73,8 @@ class Update:
             self.judged.clock,
         )
         self.num_raw = raw.y.size(-1)
+        recalled = (known, self.past.past, self.num_raw)
+        self.base = Base.recall(*recalled, self.judged.power, self.limits.shared_noise)
         self.data = remember(raw, data) if data.y.size(-1) else raw
         seen = torch.cat(
             fn.broadcast_rows(known.memory.extremes.to(data.y), data.y), -1
@@ -212,6 +191,7 @@ class Update:
             or self.judged.power != 1
             or limits.alpha
             or bool(summary.shared_noise) != limits.shared_noise
+            or (self.base is not None and not self.is_finer)
         ):
             return None
         z, policy = options.inducing_points, limits.policy
@@ -480,11 +460,12 @@ class Update:
         memory_loss = torch.zeros_like(loss)
         kept, raw = Rows(objective.z_a, objective.past), objective.data
         sites = data._replace(noise=objective.remembered_noise(data))
+        base = self.base
         if self.compresses(objective):
             lasting = objective.as_lasting(prior, data)
             kept = Rows(objective.z.detach(), past)
-            if self.is_finer or lasting is not data:
-                kept, lost = self.compress(objective, lasting)
+            if self.is_finer or lasting is not data or base is not None:
+                kept, base, lost = self.compress(objective, lasting)
                 memory_loss = lost if self.is_finer else memory_loss
             raw, sites = _no_raw_data(raw)
         shared_noise = self.limits.shared_noise
@@ -505,7 +486,10 @@ class Update:
                 "num_updates": self.known.summary.num_updates + 1,
                 "jitter": self.known.summary.jitter,
             },
-            memory=buffers(kept, raw, sites, shared_noise),
+            memory={
+                **buffers(kept, raw, sites, shared_noise),
+                **({} if base is None else base.buffers()),
+            },
             bound=bound,
             loss=loss,
             loss_before=loss if loss_before is None else loss_before,
@@ -528,9 +512,12 @@ class Update:
     def compresses(self, objective: Objective) -> bool:
         """Whether the memory is over its capacity, or is to be the summary."""
         num_points = objective.z_a.size(-2) + objective.data.x.size(-2)
-        return not self.is_finer or is_full(num_points, self.limits.memory_size)
+        size, num_rows = self.limits.memory_size, objective.past.g.size(-1)
+        return not self.is_finer or is_full(num_points, size) or num_rows > 2 * size
 
-    def compress(self, objective: Objective, data: GaussianData) -> tuple[Rows, Tensor]:
+    def compress(
+        self, objective: Objective, data: GaussianData
+    ) -> tuple[Rows, Base | None, Tensor]:
         """Rows at the points that the memory goes on with, and the nats they lose.
 
         It contains inducing points that do not learn: as long as these stay, updates
@@ -554,9 +541,11 @@ class Update:
             )
         prior = objective.final_prior(points, num_inducing=fixed)
         rows, s = objective.project(prior, data)
-        past = fn.absorb(fn.compress(rows), prior.m_b)
-        _check_finite(*past)
-        return Rows(points, past), rows.loss / (2 * s)
+        kept, base = Rows(points, fn.absorb(fn.compress(rows), prior.m_b)), self.base
+        if base is not None:
+            kept, base = base.compress(objective, points, prior, data)
+        _check_finite(*kept.past)
+        return kept, base, rows.loss / (2 * s)
 
 
 @torch.no_grad()
