@@ -27,6 +27,7 @@ points. Data walk through the rooms once:
 ``merging.py``               ``merge``: several models into one
 ``parts.py``                 what each of them saw
 ``branching.py``             ``branch``: copies that can be merged again
+``distributed.py``           one stream over many processes
 ``multioutput.py``           several outputs as a batch of streams
 ``streaming.py``             ``stream``: predict, then learn, batch by batch
 ``variational/``             the same idea as a GPyTorch variational strategy

@@ -72,6 +72,10 @@ class Breakdown(FactorizationError):
     """Hyperparameters at which nothing finite comes out; an update falls back."""
 
 
+class PeerError(StreamingGPError, RuntimeError):
+    """A process that was lost, or failed, in the middle of a common update."""
+
+
 class MissingDependencyError(StreamingGPError, ImportError):
     """An optional package that is not installed."""
 

@@ -25,6 +25,7 @@ formulas, which also serve Power-EP.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,9 +40,18 @@ from torch_ssgp.functional import (
     squared_norm,
 )
 
+# Sums over all processes of tensors that are sums over rows.
+Sums = Callable[..., list[Tensor]]
+
 
 def evidence(
-    K_bb: Tensor, K_br: Tensor, r: Tensor, t: Tensor, s: Tensor, n: Tensor
+    K_bb: Tensor,
+    K_br: Tensor,
+    r: Tensor,
+    t: Tensor,
+    s: Tensor,
+    n: Tensor,
+    sums: Sums | None = None,
 ) -> Tensor:
     """Lower bound of the log evidence of a regression on ``b``.
 
@@ -52,24 +62,38 @@ def evidence(
         t: ``(*batch,)``, prior variance of the rows and residual carried over.
         s: ``(*batch,)``, noise scale of the rows.
         n: ``()``, number of data behind the rows.
+        sums: Where ``K_br``, ``r`` and ``t`` are of some of the rows only, what adds
+            the products of all of them up.
 
     Returns:
         ``(*batch,)``.
     """
-    return _Evidence.apply(K_bb, K_br, r, t, s, n)
+    return _Evidence.apply(K_bb, K_br, r, t, s, n, sums)
 
 
 class _Evidence(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, K_bb: Tensor, K_br: Tensor, r: Tensor, t: Tensor, s: Tensor, n: Tensor
+        ctx: Any,
+        K_bb: Tensor,
+        K_br: Tensor,
+        r: Tensor,
+        t: Tensor,
+        s: Tensor,
+        n: Tensor,
+        sums: Sums | None,
     ) -> Tensor:
         L = cholesky(K_bb)
         A = torch.linalg.solve_triangular(L, K_br, upper=False)
         A, r = broadcast_matrices(A, r.unsqueeze(-2))
         rows, scale = torch.cat([A, r], -2), s[..., None, None]
         D, Ar = products(rows)
-        misfit = squared_norm(r, -1).squeeze(-1) + t - _diagonal(D).sum(-1)
+        q = squared_norm(r, -1).squeeze(-1) + t
+        if sums is not None:
+            i, j = torch.tril_indices(*D.shape[-2:], device=D.device)
+            lower, Ar, q = sums(D[..., i, j], Ar, q)
+            D[..., i, j] = D[..., j, i] = lower
+        misfit = q - _diagonal(D).sum(-1)
         D.div_(scale)
         _diagonal(D).add_(1)
         L_D = cholesky(D)
@@ -116,6 +140,7 @@ class _Evidence(torch.autograd.Function):
             weight.unsqueeze(-1) * dr.squeeze(-2),
             -0.5 * weight,
             0.5 * weight * inner,
+            None,
             None,
         )
 

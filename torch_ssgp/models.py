@@ -42,6 +42,7 @@ from torch_ssgp.update.learning import learn
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import Callback, UpdateOptions
 from torch_ssgp.update.result import Status, UpdateResult
+from torch_ssgp.update.state import Learned
 
 MEMORY = 2  # points of the memory for every inducing point, by default
 
@@ -225,12 +226,24 @@ class StreamingGP(StreamingCore):
         )
         return self.learn_from(self.check_data(x_new, y_new, noise), options)
 
-    def learn_from(self, data: Data, options: UpdateOptions) -> UpdateResult:
-        """Learn from checked data, which may be none: from what is remembered."""
+    def learn_from(
+        self,
+        data: Data,
+        options: UpdateOptions,
+        walk: Callable[..., Learned] = learn,
+    ) -> UpdateResult:
+        """Learn from checked data, which may be none: from what is remembered.
+
+        Args:
+            data: The data.
+            options: How to learn.
+            walk: Does it: :func:`~torch_ssgp.update.learning.learn`, or the same in
+                several processes.
+        """
         start = time.perf_counter()
         points = self.check_inducing_points(options.inducing_points, data.x)
         options = replace(options, inducing_points=points)
-        learned = learn(self.known(data), data, options, self.limits(data))
+        learned = walk(self.known(data), data, options, self.limits(data))
         evidence_before = self.evidence(learned.forgot)
         num_old = self.summary.num_inducing
         num_inducing = learned.summary["inducing_points"].size(-2)

@@ -116,6 +116,7 @@ class Ascent:
         if needs_gradient and loss.requires_grad:
             with breakdowns():
                 loss.backward()
+            self.objective.share_gradients([v.parameter for v in self.variables])
             # A noise that no datum has, since theirs are known, has no gradient.
             grads = [v.parameter.grad for v in self.variables]
             used = [i for i, grad in enumerate(grads) if grad is not None]

@@ -8,6 +8,7 @@ from torch_ssgp import likelihoods
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.memory import Data
 from torch_ssgp.update.objective import GaussianObjective, Objective, Prior
+from torch_ssgp.update.sharding import ShardedObjective, Team
 from torch_ssgp.update.sites import SiteObjective
 
 
@@ -20,9 +21,20 @@ def make_objective(
     shared_noise: bool,
     alpha: float,
     jitter: float,
+    team: Team | None = None,
 ) -> Objective:
     """The bound that goes with the likelihood; see :class:`Objective`."""
     gaussian = likelihoods.is_gaussian(prior.likelihood)
+    if team is not None and gaussian and alpha == 0:
+        return ShardedObjective(
+            prior,
+            data,
+            z_a,
+            past,
+            shared_noise=shared_noise,
+            jitter=jitter,
+            team=team,
+        )
     return (GaussianObjective if gaussian else SiteObjective)(
         prior,
         data,

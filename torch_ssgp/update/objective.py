@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -134,6 +135,15 @@ class Objective(nn.Module, ABC):
 
     def new_round(self) -> None:
         """Called before every round of L-BFGS, see ``round_length``."""
+
+    # -- what processes that share the work agree on, see ``sharding.py`` -------------
+
+    def agree(self, points: Tensor) -> Tensor:
+        """A choice that was made, the same in all processes."""
+        return points
+
+    def share_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Called after every gradient, which may be that of some rows only."""
 
     # -- what all share ---------------------------------------------------------------
 
@@ -293,6 +303,10 @@ class GaussianObjective(Objective):
 
     def _fused_bound(self) -> Tensor:
         """The same bound as one operation with a gradient in closed form."""
+        return fused.evidence(*self.terms(), self.num_data)
+
+    def terms(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """``K_bb``, ``K_br``, ``r``, ``t`` and ``s`` of the bound, see ``fused``."""
         prior, past, data = self.prior(), self.past, self.data
         noise, s = self.noises()
         rows = fn.weigh(
@@ -312,7 +326,7 @@ class GaussianObjective(Objective):
             K_br = torch.cat(fn.broadcast_matrices(K_bf, prior.K_ba @ U.mT), -1)
             r_a = past.g - fn.matvec(U, prior.m_a)
             r = torch.cat(fn.broadcast_rows(r, r_a), -1)
-        return fused.evidence(prior.K_bb, K_br, r, t, s, self.num_data)
+        return prior.K_bb, K_br, r, t, s
 
     @torch.no_grad()
     def spread(self) -> Tensor:

@@ -15,6 +15,7 @@ from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.ascent import Ascended
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.result import Status
+from torch_ssgp.update.sharding import Team
 
 GONE = 1e-9  # power of a past that is forgotten
 
@@ -48,6 +49,7 @@ class Limits(NamedTuple):
         shared_noise: Whether all rows have the noise of the likelihood.
         jitter: Relative jitter.
         dtype: Dtype of the model.
+        team: Processes that share the work on rows; ``None`` where there is one.
     """
 
     num_inducing: int
@@ -57,6 +59,7 @@ class Limits(NamedTuple):
     shared_noise: bool
     jitter: float
     dtype: torch.dtype
+    team: Team | None = None
 
 
 class Learned(NamedTuple):

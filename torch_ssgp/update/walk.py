@@ -191,6 +191,7 @@ class Update:
             or self.judged.power != 1
             or limits.alpha
             or bool(summary.shared_noise) != limits.shared_noise
+            or limits.team is not None
             or (self.base is not None and not self.is_finer)
         ):
             return None
@@ -287,6 +288,7 @@ class Update:
             shared_noise=self.limits.shared_noise,
             alpha=self.limits.alpha,
             jitter=self.limits.jitter,
+            team=self.limits.team,
         )
 
     @property
@@ -539,6 +541,7 @@ class Update:
                 objective.jitter,
                 z,
             )
+            points = objective.agree(points)
         prior = objective.final_prior(points, num_inducing=fixed)
         rows, s = objective.project(prior, data)
         kept, base = Rows(points, fn.absorb(fn.compress(rows), prior.m_b)), self.base

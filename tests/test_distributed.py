@@ -1,0 +1,167 @@
+"""One stream over many processes is the stream of one process, on every rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+
+from torch_ssgp import StreamingGP
+from torch_ssgp.distributed import DistributedStreamingGP
+from torch_ssgp.exceptions import ArgumentError
+from torch_ssgp.update.sharding import Team
+
+RANKS = Path(__file__).with_name("ranks.py")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+EXACT = ("closed form", "empty shard", "own points", "batch shapes", "labels")
+LEARNED = ("learning", "learning twice", "L-BFGS")
+ERRORS = ("nan", "option", "unknown option")
+# One start per number of processes: it takes longer than what is tested.
+SCENARIOS = {
+    1: ("closed form", "learning"),
+    2: (*EXACT, *LEARNED, *ERRORS, "copied"),
+    3: ("closed form", "empty shard", "learning", "nan", "killed"),
+}
+
+
+def by_torchrun(size: int) -> list[str]:
+    """What each of so many ranks prints; the first alone says something."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={size}", str(RANKS), *SCENARIOS[size]]
+    ended = subprocess.run(
+        command,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return [ended.stdout]
+
+
+def one_by_one(size: int) -> list[str]:
+    """The same without torchrun, which ends all ranks as soon as one is killed."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    group |= {"WORLD_SIZE": str(size)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(RANKS), *SCENARIOS[size]],
+            env={**ENVIRONMENT, **group, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    ends = [rank.communicate(timeout=300) for rank in ranks]
+    codes = [rank.returncode for rank in ranks]
+    assert codes == [3, 3, -9], ends  # see `killed` in ranks.py
+    return [output for output, _ in ends]
+
+
+@pytest.fixture(scope="module")
+def outputs() -> dict[int, list[str]]:
+    """What the ranks say, by their number."""
+    return {1: by_torchrun(1), 2: by_torchrun(2), 3: one_by_one(3)}
+
+
+@pytest.fixture(scope="module")
+def facts(outputs) -> dict[int, dict]:
+    """What the first rank says of every scenario."""
+    found = {}
+    for size, printed in outputs.items():
+        lines = [json.loads(line) for line in printed[0].splitlines()]
+        found[size] = {line["scenario"]: line for line in lines}
+    return found
+
+
+def cases(names):
+    return [(size, n) for size, known in SCENARIOS.items() for n in known if n in names]
+
+
+@pytest.mark.parametrize(("size", "name"), cases(EXACT))
+def test_ranks_together_do_in_closed_form_what_one_process_does(facts, size, name):
+    found = facts[size][name]
+    assert found["identical"]
+    for what in ("mean", "variance", "bound"):
+        assert found[what] < 1e-10, what
+
+
+@pytest.mark.parametrize(("size", "name"), cases(LEARNED))
+def test_ranks_together_learn_what_one_process_learns(facts, size, name):
+    found = facts[size][name]
+    assert found["identical"] and found["learned"]
+    assert found["bound"] < 1e-6
+    assert found["mean"] < 1e-5
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_nan_on_one_rank_is_the_same_error_on_all_and_changes_nothing(facts, size):
+    found = facts[size]["nan"]
+    assert len(found["errors"]) == size
+    assert len(set(found["errors"])) == 1
+    assert found["errors"][0].startswith(f"NonFiniteError: On rank {size - 1}:")
+    assert found["unchanged"] and found["goes_on"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("option", "ArgumentError: The ranks differ in their option num_steps: 0, 1."),
+        ("unknown option", "UnknownOptionError: On rank 0: Distrib"),
+    ],
+)
+def test_options_must_be_the_same_on_all_ranks(facts, name, message):
+    found = facts[2][name]
+    assert all(error.startswith(message) for error in found["errors"])
+    assert found["unchanged"] and found["goes_on"]
+
+
+def test_all_ranks_begin_with_the_model_of_the_first(facts):
+    assert facts[2]["copied"]["identical"]
+    assert facts[2]["copied"]["scale"] == pytest.approx(1.0)
+
+
+def test_when_a_rank_is_killed_the_others_end_with_an_error_and_their_models_stay(
+    outputs,
+):
+    for output in outputs[3][:2]:
+        said = json.loads(output.splitlines()[-1])
+        assert said["scenario"] == "killed"
+        assert said["error"].startswith("PeerError: A rank was lost")
+        assert said["unchanged"]
+        assert said["seconds"] < 25  # the timeout is 20
+
+
+def test_without_a_process_group_the_error_says_how_to_get_one():
+    with pytest.raises(ArgumentError, match="torchrun.*init_process_group"):
+        DistributedStreamingGP(StreamingGP(RBFKernel()))
+    with pytest.raises(ArgumentError, match="expected a StreamingGP"):
+        DistributedStreamingGP(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    ("num_data", "num_rows"), [(0, 5), (10, 0), (100, 20), (5, 90)]
+)
+def test_every_datum_is_the_work_of_one_rank(size, num_data, num_rows):
+    class Alone(Team):
+        def __init__(self, rank):
+            self.rank, self.size = rank, size
+
+        sum = gather = first = agree = None
+
+    shares = [Alone(rank).share(num_data, num_rows) for rank in range(size)]
+    every = [i for start, count in shares for i in range(start, start + count)]
+    assert every == list(range(num_data))
