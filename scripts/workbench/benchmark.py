@@ -8,6 +8,8 @@
     python scripts/benchmark.py ablation   constants of the package, one by one
     python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
     python scripts/benchmark.py prequential   our river front beside river's models
+    python scripts/benchmark.py merge      three sites, a hundred models
+    python scripts/benchmark.py distributed    what ranks of one update send, and wait
     python scripts/benchmark.py report     docs/benchmarks.md from what was written
 
 All but ``core``, ``choice`` and ``report`` have arguments of their own: see
@@ -27,6 +29,7 @@ from pathlib import Path
 import torch
 
 from workbench import ablation, bench_core, bench_memory_tables, bench_policies
+from workbench import bench_scale_tables as bench_scale
 from workbench import bench_streams_tables as stream_tables
 from workbench.common import DOCS, new_parser, positive
 from workbench.pages import listed, markdown, paragraphs, wrapped
@@ -41,6 +44,8 @@ OTHERS = {
     "ablation": "ablation",
     "bayesopt": "bench_bayesopt",
     "prequential": "prequential",
+    "merge": "bench_merge",
+    "distributed": "bench_distributed",
 }
 EXTRAS = ("botorch", "river")
 DATA = DOCS / "data"
@@ -62,6 +67,7 @@ def page() -> str:
         core_section(*(read(DATA / f"{name}.json") for name in ("core", "choice"))),
         policies_section(*(read(DATA / f"{n}.json") for n in ("policies", "gap"))),
         bayesopt_section(read(DATA / "bayesopt.json")),
+        *(bench_scale.section(DATA / f"{n}.json") for n in ("merge", "distributed")),
     ]
     return wrapped(paragraphs(*parts))
 
