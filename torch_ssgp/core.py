@@ -141,16 +141,19 @@ class StreamingCore(AtomicModule, GP):
                 f"batch_shape {tuple(self.batch_shape)}. Expected "
                 f"{(*self.batch_shape, x.size(-2), x.size(-1))} or (n, d)."
             ) from None
-        check.check_targets(
+        missing = check.check_targets(
             y,
             x,
             name=names[1],
             x_name=names[0],
             x_shape=came.shape,
             batch_shape=batch,
+            may_miss=bool(batch) and not fantasy,
         )
+        if missing is not None:
+            y = likelihoods.fill_missing(self.likelihood, y, missing, names[1])
         if noise is not None:
-            check.check_noise(noise, y)
+            noise = check.check_noise(noise, y, missing)
         dtype = settings.algebra_dtype.of(x.dtype)
 
         def prepared(value: Tensor) -> Tensor:
@@ -159,7 +162,10 @@ class StreamingCore(AtomicModule, GP):
             )
 
         return Data(
-            prepared(x), prepared(y), None if noise is None else prepared(noise)
+            prepared(x),
+            prepared(y),
+            None if noise is None else prepared(noise),
+            None if missing is None else prepared((~missing).to(dtype)),
         )
 
     def check_inputs(

@@ -462,7 +462,7 @@ class AdaptiveBudget(InducingPolicy):
         if candidates.z_s.size(-2):
             K_ss = inducing_gram(kernel, candidates.z_s, candidates.jitter).K_zz
             said = said + ((U @ K_ss) * U).sum((-2, -1))
-        num_data = candidates.past.n + candidates.x.size(-2)
+        num_data = candidates.past.n + (candidates.weight > 0).sum(-1)
         return self.tolerance * (said / (2 * candidates.s)).minimum(num_data)
 
     def _most(self, candidates: Candidates) -> int:

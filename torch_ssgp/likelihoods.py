@@ -31,6 +31,7 @@ from torch import Tensor
 
 from torch_ssgp.exceptions import (
     ArgumentError,
+    NonFiniteError,
     ShapeError,
     SupportError,
     UnsupportedLikelihoodError,
@@ -129,8 +130,15 @@ def prepare_targets(
     """
     if not (y.is_floating_point() or y.is_complex()):
         y = y.to(x.dtype)
-    if y.dtype != x.dtype or y.device != x.device or not y.isfinite().all():
+    if y.dtype != x.dtype or y.device != x.device:
         return y  # the general checks say what is wrong
+    if not y.isfinite().all():
+        if couples_classes(likelihood):
+            raise NonFiniteError(
+                f"{names[1]} has NaN or infinite values; expected a label for every "
+                "point. Remove these rows first."
+            )
+        return y
     if couples_classes(likelihood):
         if y.shape[-1:] != x.shape[-2:-1]:
             raise ShapeError(
@@ -141,6 +149,30 @@ def prepare_targets(
         check_support(likelihood, y, names[1])
         return y.unsqueeze(-2).expand(*y.shape[:-1], batch_shape[-1], y.size(-1))
     check_support(likelihood, y, names[1])
+    return y
+
+
+def fill_missing(
+    likelihood: Likelihood, y: Tensor, missing: Tensor, name: str
+) -> Tensor:
+    """Targets with some value, of weight zero later, where there is no reading.
+
+    Args:
+        likelihood: The likelihood.
+        y: ``(*batch, n)`` targets.
+        missing: ``(*batch, n)``, which are not there.
+        name: What to call the targets in messages.
+    """
+    y = y.masked_fill(missing, 0.0)
+    if is_gaussian(likelihood):
+        return y
+    if not isinstance(likelihood, BernoulliLikelihood):
+        raise UnsupportedLikelihoodError(
+            f"{name} has {int(missing.sum())} NaN values with "
+            f"{type(likelihood).__name__}; missing readings are for Gaussian and "
+            "Bernoulli likelihoods. Update such streams one by one."
+        )
+    check_support(likelihood, y, name)
     return y
 
 

@@ -46,8 +46,8 @@ class Data(NamedTuple):
         x: ``(*batch, n, d)``.
         y: ``(*batch, n)``, targets as they came.
         noise: ``(*batch, n)``, known noise variances, zero where there is none.
-        weight: ``(n,)`` or ``(*batch, n)``, powers of their likelihoods; ``None``
-            where all are one.
+        weight: ``(n,)`` or ``(*batch, n)``, powers of their likelihoods, zero where a
+            stream has no reading; ``None`` where all are one.
     """
 
     x: Tensor
@@ -59,6 +59,11 @@ class Data(NamedTuple):
     def num_data(self) -> Tensor | int:
         """The number of data, each counted with its weight."""
         return self.y.size(-1) if self.weight is None else self.weight.sum(-1)
+
+    @property
+    def seen(self) -> Tensor | None:
+        """Where there is a reading, ``(n,)`` or ``(*batch, n)``; ``None``: all."""
+        return None if self.weight is None else self.weight > 0
 
     def narrow(self, start: int, count: int) -> Data:
         """Only ``count`` of them, from ``start`` on."""
@@ -199,10 +204,11 @@ class Memory(Buffers):
         noise: ``(*batch, k)``, noise variances of these; zero where it is the noise
             of the likelihood.
         weight: ``(k,)`` or ``(*batch, k)``, powers of their likelihoods, below one
-            after forgetting.
+            after forgetting, zero where a stream had no reading.
         offset: ``(*batch,)``, residual that belongs to the sites.
         shared_noise: Whether the noise of the rows follows the likelihood.
-        extremes: ``(*batch, e)``, smallest and largest target seen, if any was.
+        extremes: ``(*batch, e)``, smallest and largest target seen, if any was; of a
+            stream without a reading infinity and its opposite.
         started_at: ``()``, data behind the last fresh start of hyperparameters; zero
             if nothing was learned yet.
         since_start: ``()``, data that came after it.
@@ -342,7 +348,7 @@ class Memory(Buffers):
 
     @property
     def num_data(self) -> Tensor:
-        """``()``, data seen; fractional after forgetting, then ``(*batch,)``."""
+        """``()``, data seen; ``(*batch,)`` where streams forgot or missed some."""
         now = copy(self)
         return now.row_data + now.weight.sum(-1)
 
@@ -621,7 +627,8 @@ def recent_half(rows: Rows, dim: int, sign: int) -> Rows:
     batch = torch.broadcast_shapes(order.shape[:-1], U.shape[:-2])
     index = order.unsqueeze(-2).expand(*batch, U.size(-2), -1)
     U = U.expand(*batch, -1, -1).gather(-1, index)
-    share = fn.squared_norm(U[..., count:], (-2, -1)) / fn.squared_norm(U, (-2, -1))
+    size = fn.squared_norm(U, (-2, -1))  # zero of a stream that has no reading yet
+    share = fn.squared_norm(U[..., count:], (-2, -1)) / torch.where(size > 0, size, 1)
     g = g.expand(*batch, -1).unsqueeze(-1)
     R = torch.linalg.qr(torch.cat([U, g], -1), mode="r").R[..., count:, :]
     num_left = points.size(-2) - count

@@ -180,7 +180,8 @@ class StreamingGP(StreamingCore):
 
         Args:
             x_new: ``(*batch_shape, n, d)`` or ``(n, d)``; ``(n,)`` is one column.
-            y_new: ``(*batch_shape, n)``.
+            y_new: ``(*batch_shape, n)``. In a batch of streams NaN is a reading that a
+                stream does not have: it counts for nothing.
             noise: Known noise variances ``(*batch_shape, n)``. From then on the past
                 keeps the noise it has (site form).
             num_steps: Budget of the inner loop; 0 for the closed form alone.

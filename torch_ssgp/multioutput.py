@@ -83,7 +83,7 @@ class MultiOutputGP(AtomicModule, nn.Module):
 
         Args:
             x_new: ``(*batch, n, d)`` or ``(n, d)``, shared by the outputs.
-            y_new: ``(*batch, n, q)``.
+            y_new: ``(*batch, n, q)``, NaN where an output was not measured.
             noise: Known noise variances ``(*batch, n, q)``.
             **options: Options of :class:`~torch_ssgp.UpdateOptions`.
                 ``inducing_points`` are ``(m, d)``, or one set per output,

@@ -78,7 +78,8 @@ def check_targets(
     x_name: str,
     x_shape: torch.Size,
     batch_shape: torch.Size,
-) -> None:
+    may_miss: bool = False,
+) -> Tensor | None:
     """Targets ``(*batch, n)`` for inputs ``(*batch, n, d)``.
 
     Args:
@@ -88,6 +89,10 @@ def check_targets(
         x_name: What to call the inputs.
         x_shape: The shape in which the inputs came.
         batch_shape: Batch shape of the model.
+        may_miss: Whether NaN is a reading that a stream does not have.
+
+    Returns:
+        ``(*batch, n)``, which readings are missing; ``None`` if none is.
     """
     _check_tensor(y, name, x.dtype, x.device)
     num_new = x.size(-2)
@@ -107,11 +112,40 @@ def check_targets(
             f"{x_name} has shape {tuple(x_shape)}: an empty batch. "
             "Skip the update when nothing arrived."
         )
+    if may_miss:
+        return _missing(y, name)
     _check_finite(y, name)
+    return None
 
 
-def check_noise(noise: Tensor, y: Tensor) -> None:
-    """Noise variances, one per target."""
+def _missing(y: Tensor, name: str) -> Tensor | None:
+    if y.is_meta or bool(torch.isfinite(y).all()):
+        return None
+    infinite, missing = torch.isinf(y), torch.isnan(y)
+    if bool(infinite.any()):
+        raise NonFiniteError(
+            f"{name} has {int(infinite.sum())} infinite values of {y.numel()}. Use NaN "
+            "where a stream has no reading."
+        )
+    if bool(missing.all()):
+        raise NonFiniteError(
+            f"{name} is NaN in all {y.numel()} places: no stream has a reading. Skip "
+            "the update when nothing arrived."
+        )
+    return missing
+
+
+def check_noise(noise: Tensor, y: Tensor, missing: Tensor | None = None) -> Tensor:
+    """Noise variances, one per target.
+
+    Args:
+        noise: What came.
+        y: ``(*batch, n)`` targets.
+        missing: ``(*batch, n)``, which of them are not there.
+
+    Returns:
+        The variances; one where a target is missing, whatever came.
+    """
     _check_tensor(noise, "noise", y.dtype, y.device)
     try:
         noise.expand(y.shape)
@@ -120,12 +154,15 @@ def check_noise(noise: Tensor, y: Tensor) -> None:
             f"noise has shape {tuple(noise.shape)}; expected {tuple(y.shape)}, one "
             "variance per target."
         ) from None
+    if missing is not None:
+        noise = torch.where(missing, 1.0, noise)
     _check_finite(noise, "noise")
     if bool((noise <= 0).any()):
         raise ArgumentError(
             f"noise has a smallest value of {noise.min().item():g}; expected "
             "variances above zero."
         )
+    return noise
 
 
 def check_tensor(value: Any, name: str) -> None:

@@ -37,6 +37,7 @@ plane.update(x.expand(10, 2), y, num_steps=0)
 batch = StreamingGP(kernel, num_inducing=5, batch_shape=two)
 batch.update(x, y.expand(2, 10), num_steps=0)
 outputs = MultiOutputGP(batch)
+heavy = StreamingGP(kernel, likelihoods.StudentTLikelihood(), batch_shape=two)
 labels = StreamingGP(kernel, likelihoods.BernoulliLikelihood(), num_inducing=5)
 labels.update(x, y > 0.5, num_steps=0)
 softmax = likelihoods.SoftmaxLikelihood(num_classes=3, mixing_weights=False)
@@ -120,7 +121,7 @@ CONTRACT: dict[str, tuple[tuple[str, ...], list[str]]] = {
         ],
     ),
     "StreamingGP.update": (
-        ("model", "plane", "batch", "labels", "fixed", "fresh", "classes"),
+        ("model", "plane", "batch", "labels", "fixed", "fresh", "classes", "heavy"),
         [
             "model.update(x.numpy(), y)",
             "model.update([0.0, 1.0], y)",
@@ -147,6 +148,10 @@ CONTRACT: dict[str, tuple[tuple[str, ...], list[str]]] = {
             "model.update(nan * x, y)",
             "model.update(x, nan * y)",
             "model.update(x, y / 0)",
+            "batch.update(x, nan * y.expand(2, 10))",
+            "batch.update(x, y.expand(2, 10) / 0)",
+            "heavy.update(x, torch.stack([y, nan * y]))",
+            "classes.update(x, nan * y)",
             "model.update(x, y, noise=0.1)",
             "model.update(x, y, noise=y[:3])",
             "model.update(x, y, noise=y.double())",
@@ -338,6 +343,15 @@ Errors say what came, what was expected and what to do. All are named in
 `torch_ssgp.exceptions`: those about data and arguments are `ValueError`s too, as
 `InputError`, an unsupported likelihood is a `TypeError`. `SingleTaskStreamingGP` raises
 BoTorch's errors where BoTorch's own models would.
+
+One thing is no error: in a batch of streams, NaN in `y_new` is a reading that a stream
+does not have, and it counts for nothing. With given hyperparameters and inducing points
+each stream ends where its own readings alone would have led it, and it may have none in
+an update. Two things all streams share: inputs of missing readings take room in the
+memory until it is compressed, and a `forget` below 1 lets the past of every stream
+fade. `noise` may be NaN where `y_new` is. This holds for Gaussian and Bernoulli
+likelihoods and for the outputs of a `MultiOutputGP`. A single stream leaves such rows
+out.
 
 This page is made by `scripts/input_contract.py`, from these objects:
 """

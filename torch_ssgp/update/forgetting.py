@@ -66,6 +66,7 @@ class Judgement(NamedTuple):
             than the model expected.
         is_surprising: ``(*batch,)``, whether that is more than chance.
         explained: ``(*batch,)``, share of their prior variance that was known before.
+        silent: ``(*batch,)``, which streams have no reading; ``None`` if all have.
     """
 
     gain: Tensor
@@ -73,6 +74,7 @@ class Judgement(NamedTuple):
     surprise: Tensor
     is_surprising: Tensor
     explained: Tensor
+    silent: Tensor | None = None
 
 
 @torch.no_grad()
@@ -100,6 +102,7 @@ def judge(
         return None
     keep = evenly(data.x, min(MAX_DATA, data.x.size(-2)))
     noise = None if data.noise is None else data.noise[..., keep]
+    seen = None if data.seen is None else data.seen[..., keep]
     data = Data(data.x[..., keep, :], data.y[..., keep], noise)
     form = form_of(prior.kernel)
     z, y = summary.inducing_points.to(data.x), data.y
@@ -135,6 +138,11 @@ def judge(
         K_ff = (form.gram(data.x, data.x) - A_f.mT @ A_f).unsqueeze(-3)
         C = K_ff + B.mT @ B
         diagonal = variance.clamp_min(0) + sigma2.unsqueeze(-2)
+        if seen is not None:  # what is missing is known, and correlated with nothing
+            both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
+            C = C.where(both.unsqueeze(-3), 0)
+            diagonal = diagonal.where(seen.unsqueeze(-2), 1)
+            mean = mean.where(seen.unsqueeze(-2), y.unsqueeze(-2))
         L_C = fn.cholesky(torch.diagonal_scatter(C, diagonal, dim1=-2, dim2=-1))
         error = (y.unsqueeze(-2) - mean).unsqueeze(-1)
         error = fn.solve_lower(L_C, error).squeeze(-1)
@@ -155,14 +163,24 @@ def judge(
         )
         misfit = 1 - 2 * (log_prob[..., -1, :] - log_prob[..., 0, :]).clamp_max(0)
     gain = (log_prob - log_prob[..., -1:, :]).nan_to_num(0.0)
+    misfit = misfit - 1
+    explained = (1 - variance[..., -1, :] / k_ff.squeeze(-2)).nan_to_num(1.0)
+    count: int | Tensor = y.size(-1)
+    silent = None
+    if seen is not None:
+        gain = gain.where(seen.unsqueeze(-2), 0)
+        misfit, explained = misfit.where(seen, 0), explained.where(seen, 0)
+        silent, count = ~seen.any(-1), seen.sum(-1).clamp_min(1)
     capped = gain.clamp_max(OUTLIER).sum(-1)
-    num_data = y.size(-1)
-    surprise = 0.5 * (misfit - 1).mean(-1)
     # Again no datum alone: an outlier is nothing to learn from.
-    excess = (misfit - 1).clamp_max(5.0).sum(-1) / (2 * num_data) ** 0.5
-    explained = 1 - (variance[..., -1, :] / k_ff.squeeze(-2)).mean(-1)
+    excess = misfit.clamp_max(5.0).sum(-1) / (2 * count) ** 0.5
     return Judgement(
-        gain.sum(-1), capped, surprise, excess > SURPRISING, explained.nan_to_num(1.0)
+        gain=gain.sum(-1),
+        capped=capped,
+        surprise=0.5 * misfit.sum(-1) / count,
+        is_surprising=excess > SURPRISING,
+        explained=explained.sum(-1) / count,
+        silent=silent,
     )
 
 
@@ -188,13 +206,17 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float) -> Verdict:
     """
     if doubt.size(-1) == 0:
         doubt = torch.zeros_like(judgement.capped)
-    doubt = (FADING * doubt + judgement.capped).clamp_min(0)
+    before, doubt = doubt, (FADING * doubt + judgement.capped).clamp_min(0)
     # The cap is for the alarm; which power is the best, all that was gained decides.
     score = doubt + (judgement.gain - judgement.capped)
     score = torch.where(doubt > -math.log(odds), score, -torch.inf)
     best, index = score.max(-1)
     powers = torch.tensor(POWERS, dtype=doubt.dtype, device=doubt.device)
-    return Verdict(torch.where(best > -torch.inf, powers[index], 1.0), doubt)
+    power = torch.where(best > -torch.inf, powers[index], 1.0)
+    if judgement.silent is not None:
+        power = torch.where(judgement.silent, 1.0, power)
+        doubt = torch.where(judgement.silent.unsqueeze(-1), before, doubt)
+    return Verdict(power, doubt)
 
 
 class Clock(NamedTuple):

@@ -42,7 +42,12 @@ class Length(NamedTuple):
 @breakdowns()
 @torch.no_grad()
 def initialize_from_data(
-    mean: Mean, kernel: Kernel, likelihood: Likelihood, x: Tensor, y: Tensor
+    mean: Mean,
+    kernel: Kernel,
+    likelihood: Likelihood,
+    x: Tensor,
+    y: Tensor,
+    seen: Tensor | None = None,
 ) -> None:
     """Set scale, lengthscales, noise and constant mean from the first batch.
 
@@ -52,12 +57,18 @@ def initialize_from_data(
         likelihood: Likelihood, changed in place.
         x: ``(*batch, n, d)``.
         y: ``(*batch, n)``.
+        seen: ``(*batch, n)`` or ``(n,)``, which of them count; ``None`` for all.
+            Streams without any start as the others do on average.
     """
     if y.size(-1) > SUBSET:
         keep = evenly(x, SUBSET)
         x, y = x[..., keep, :], y[..., keep]
-    set_constants(mean, y.mean(-1))
-    variance = _variance(y)
+        seen = None if seen is None else seen[..., keep]
+    level, variance = average(y, seen), _variance(y, seen)
+    if seen is not None:
+        seen = seen.expand(y.shape)
+        level, variance = (_as_others(t, seen) for t in (level, variance))
+    set_constants(mean, level)
     scales = [k for k in kernel.modules() if isinstance(k, ScaleKernel)]
     for scaled in scales:
         if _untouched(scaled.raw_outputscale):
@@ -78,9 +89,10 @@ def initialize_from_data(
         sigma2 = getattr(likelihood, "noise", None)
         if sigma2 is None or noise is None and not _is_scalar(sigma2):
             sigma2 = 0.1 * variance.unsqueeze(-1)
-        return _log_density(y - mean(x), inducing_gram(kernel, x, 0.0).K_zz, sigma2)
+        K = inducing_gram(kernel, x, 0.0).K_zz
+        return _log_density(y - mean(x), K, sigma2, seen)
 
-    search(lengths, noise, LENGTHSCALES, NOISES, evidence)
+    search(lengths, noise, LENGTHSCALES, NOISES, evidence, seen)
 
 
 def set_constants(mean: Mean, level: Tensor) -> None:
@@ -116,6 +128,7 @@ def search(
     fractions: tuple[float, ...],
     levels: tuple[float, ...],
     score: Callable[[], Tensor],
+    seen: Tensor | None = None,
 ) -> None:
     """Take the pair of lengthscale and noise with the largest score, per stream.
 
@@ -125,6 +138,7 @@ def search(
         fractions: Fractions of the extent to try.
         levels: Fractions of the variance to try.
         score: ``(*batch,)``, how good the present values are.
+        seen: ``(*batch, n)``, which data count; streams without any follow the rest.
     """
     fractions = fractions if lengths else (1.0,)
     levels = levels if noise is not None else (1.0,)
@@ -136,7 +150,7 @@ def search(
         if noise is not None:
             noise.set_to(level)
         scores.append(score())
-    best = torch.stack(scores).nan_to_num(-torch.inf).argmax(0)
+    best = _best(scores, seen)
     table = torch.tensor(grid, dtype=scores[0].dtype, device=best.device)[best]
     for base, name, spread in lengths:
         _set(base, name, table[..., 0, None, None] * spread)
@@ -144,9 +158,42 @@ def search(
         noise.set_to(table[..., 1, None])
 
 
-def _log_density(r: Tensor, K: Tensor, noise: Tensor) -> Tensor:
-    """log N(r; 0, K + noise), up to a constant."""
-    L = fn.cholesky(K + torch.diag_embed(noise.expand(r.shape)))
+def _best(scores: list[Tensor], seen: Tensor | None) -> Tensor:
+    """Which of several tries is the best, ``(*batch,)``."""
+    score = torch.stack(scores).nan_to_num(-torch.inf)
+    if seen is not None:
+        total = score.reshape(len(scores), -1).sum(-1)
+        total = total.view(-1, *(1 for _ in scores[0].shape))
+        score = torch.where(seen.any(-1), score, total)
+    return score.argmax(0)
+
+
+def average(values: Tensor, seen: Tensor | None) -> Tensor:
+    """Mean ``(*batch,)`` of those that count; zero where none does.
+
+    Args:
+        values: ``(*batch, n)``.
+        seen: ``(*batch, n)`` or ``(n,)``, which count; ``None`` for all.
+    """
+    if seen is None:
+        return values.mean(-1)
+    return values.where(seen, 0).sum(-1) / seen.sum(-1).clamp_min(1)
+
+
+def _as_others(value: Tensor, seen: Tensor) -> Tensor:
+    """A value ``(*batch,)`` of streams with data; their mean for those without."""
+    some = seen.any(-1)
+    rest = value.where(some, 0).sum() / some.sum().clamp_min(1)
+    return torch.where(some, value, rest)
+
+
+def _log_density(r: Tensor, K: Tensor, noise: Tensor, seen: Tensor | None) -> Tensor:
+    """log N(r; 0, K + noise) of those that count, up to a constant."""
+    noise = noise.expand(r.shape)
+    if seen is not None:
+        K = K.where(seen.unsqueeze(-1) & seen.unsqueeze(-2), 0)
+        r, noise = r.where(seen, 0), noise.where(seen, 1)
+    L = fn.cholesky(K + torch.diag_embed(noise))
     white = fn.solve_lower(L, r.unsqueeze(-1)).squeeze(-1)
     return -0.5 * (fn.squared_norm(white) + fn.log_det(L))
 
@@ -159,10 +206,10 @@ def _untouched(raw: Tensor) -> bool:
     return raw.requires_grad and bool((raw == 0).all())
 
 
-def _variance(y: Tensor) -> Tensor:
+def _variance(y: Tensor, seen: Tensor | None) -> Tensor:
     """Variance of the targets, or their size if they vary by no more than rounding."""
-    variance = y.var(-1, correction=0)
-    size = y.square().mean(-1)
+    variance = average((y - average(y, seen).unsqueeze(-1)).square(), seen)
+    size = average(y.square(), seen)
     rounding = (10 * torch.finfo(y.dtype).eps) ** 2 * size
     variance = torch.where(variance > rounding, variance, size)
     return torch.where(variance > 0, variance, torch.ones_like(variance))

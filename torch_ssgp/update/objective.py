@@ -19,7 +19,7 @@ from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
 from torch_ssgp.memory import Data, GaussianData, Memory
 from torch_ssgp.modules import observation_noise, prior_blocks, same_variables
-from torch_ssgp.update.initialization import initialize_from_data
+from torch_ssgp.update.initialization import average, initialize_from_data
 
 JITTERS = (1e-6, 1e-4, 1e-2)  # tried one after the other where a smaller one fails
 
@@ -257,12 +257,15 @@ class GaussianObjective(Objective):
 
     def initialize(self) -> None:
         """Read hyperparameters that nobody set off data and past, in place."""
-        x, y = self.data.x, self.data.y
+        x, y, seen = self.data.x, self.data.y, self.data.seen
         if self.z_a.size(-2):
             z, a = known_values(self.z_a, self.past)
             x = torch.cat(fn.broadcast_matrices(z, x), -2)
             y = torch.cat(fn.broadcast_rows(a, y), -1)
-        initialize_from_data(*self.modules_of_prior, x, y)
+            if seen is not None:
+                known = (self.past.n > 0).unsqueeze(-1).expand(a.shape)
+                seen = torch.cat(fn.broadcast_rows(known, seen), -1)
+        initialize_from_data(*self.modules_of_prior, x, y, seen)
 
     def noises(self) -> tuple[Tensor, Tensor]:
         """Noise of the data ``(*batch, n)`` and noise scale of rows ``(*batch,)``."""
@@ -335,7 +338,8 @@ class GaussianObjective(Objective):
         Not about their own mean: a level that the stream has left far behind would
         need thousands of steps to follow in units of a small spread.
         """
-        size = (self.data.y - self.mean(self.data.x)).square().mean(-1).sqrt()
+        square = (self.data.y - self.mean(self.data.x)).square()
+        size = average(square, self.data.seen).sqrt()
         return torch.where(size > 0, size, 1)  # NaN where there are no data
 
 
@@ -352,7 +356,8 @@ def known_values(z: Tensor, past: PseudoObservations) -> tuple[Tensor, Tensor]:
     batch = torch.broadcast_shapes(z.shape[:-2], past.g.shape[:-1])
     z = z.expand(*batch, *z.shape[-2:])
     weight = past.U.square().sum(-2).expand(*batch, -1)
-    known = weight > KNOWN * weight.amax(-1, keepdim=True)
+    # All of a stream that has no reading yet, not to hold back the others.
+    known = weight >= KNOWN * weight.amax(-1, keepdim=True)
     count = int(known.sum(-1).min())
     best = weight.topk(count, -1).indices
     # Least squares with rows of full rank or not, on any device: by the pseudo-inverse.

@@ -45,10 +45,13 @@ def initialize_sites(objective: SiteObjective) -> None:
     Args:
         objective: The bound of the first update; its modules are changed in place.
     """
-    x, y = objective.data.x, objective.data.y
+    x, y, seen = objective.data.x, objective.data.y, objective.data.seen
     if y.size(-1) > SUBSET:
         keep = evenly(x, SUBSET)
         x, y = x[..., keep, :], y[..., keep]
+        seen = None if seen is None else seen[..., keep]
+    if seen is not None:
+        seen = seen.expand(y.shape)
     mean, kernel, likelihood = objective.mean, objective.kernel, objective.likelihood
     variance = _robust_variance(y)
     noise = Noise(likelihood, variance) if _has_free_noise(likelihood) else None
@@ -75,7 +78,7 @@ def initialize_sites(objective: SiteObjective) -> None:
     def bound() -> Tensor:
         trial = SiteObjective(
             objective.modules_of_prior,
-            Data(x, y),
+            Data(x, y, weight=None if seen is None else seen.to(y.dtype)),
             objective.z_a,
             objective.past,
             shared_noise=False,
@@ -87,7 +90,7 @@ def initialize_sites(objective: SiteObjective) -> None:
             bound = bound.sum(-1, keepdim=True).expand(bound.shape)
         return bound
 
-    search(lengths, noise, LENGTHSCALES, NOISES, bound)
+    search(lengths, noise, LENGTHSCALES, NOISES, bound, seen)
 
 
 def _diameter(kernel: Kernel, name: str, x: Tensor) -> float:

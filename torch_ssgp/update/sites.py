@@ -266,7 +266,11 @@ class SiteObjective(Objective):
 
     def _noise(self, sites: Sites) -> Tensor:
         noise = 1 / sites.precision.clamp_min(MIN_PRECISION)
-        return noise if self.data.weight is None else noise * self.data.weight
+        weight = self.data.weight
+        if weight is None:
+            return noise
+        # What has no weight has no precision either: any noise will do.
+        return torch.where(weight > 0, noise * weight, 1.0)
 
     @torch.no_grad()
     def spread(self) -> Tensor:
@@ -314,7 +318,7 @@ class SiteObjective(Objective):
                 mean=q.mean.requires_grad_(), variance=q.variance.requires_grad_()
             )
             log_prob = self.expected_log_prob(q)
-            goal = natural_gradient(basis, q, log_prob)
+            goal = natural_gradient(basis, q, log_prob, self.data.seen)
         return EStep(sites, log_prob.detach().sum(-1) - q.cost, goal)
 
     def first_step(self, basis: Basis) -> EStep:
@@ -447,7 +451,7 @@ class SiteObjective(Objective):
         log_prob = self.expected_log_prob(q)
         bound = log_prob.sum(-1) - q.cost
         if self.moving and torch.is_grad_enabled():
-            goal = natural_gradient(rows, q, log_prob)
+            goal = natural_gradient(rows, q, log_prob, self.data.seen)
             self._adapt_step(bound.detach())
             self.sites = self.sites.move(goal, self.step.unsqueeze(-1))
         return bound
@@ -509,16 +513,19 @@ class SiteObjective(Objective):
         return data._replace(offset=2 * excess)
 
 
-def natural_gradient(basis: Basis, q: Marginals, log_prob: Tensor) -> Sites:
+def natural_gradient(
+    basis: Basis, q: Marginals, log_prob: Tensor, seen: Tensor | None = None
+) -> Sites:
     """Where a natural-gradient step of size one would put the sites.
 
     Args:
         basis: Coordinates of data and past.
         q: Marginals, as part of a graph.
         log_prob: ``(*batch, n)``, expected log-likelihood, a function of ``q``.
+        seen: ``(*batch, n)`` or ``(n,)``, which data count; ``None`` for all.
 
     Returns:
-        The sites, with precisions above zero.
+        The sites, with precisions above zero for data that count.
     """
     slope, curve = torch.autograd.grad(
         log_prob.sum(), (q.mean, q.variance), retain_graph=True
@@ -528,6 +535,8 @@ def natural_gradient(basis: Basis, q: Marginals, log_prob: Tensor) -> Sites:
     # precision: for heavy tails that is the weight of reweighted least squares.
     floor = slope.abs() / (MAX_DISTANCE * k_f.sqrt()) + 1e-12 / k_f
     precision = (-2 * curve).abs().maximum(floor)
+    if seen is not None:
+        precision = precision.where(seen, 0)
     return Sites(slope + precision * q.mean.detach(), precision)
 
 

@@ -76,14 +76,13 @@ class Update:
         recalled = (known, self.past.past, self.num_raw)
         self.base = Base.recall(*recalled, self.judged.power, self.limits.shared_noise)
         self.data = remember(raw, data) if data.y.size(-1) else raw
-        seen = torch.cat(
-            fn.broadcast_rows(known.memory.extremes.to(data.y), data.y), -1
-        )
-        self.extremes = torch.stack(seen.aminmax(dim=-1), -1) if seen.numel() else seen
+        self.extremes = _extremes(known.memory.extremes.to(data.y), data)
         num_data = self.past.past.n + self.data.num_data
         self.num_data = float(num_data.max())
-        self.since_start = float(known.memory.since_start) + data.y.size(-1)
-        self.since_learning = float(known.memory.since_learning) + data.y.size(-1)
+        count = data.num_data
+        self.num_new = float(count.max()) if isinstance(count, Tensor) else count
+        self.since_start = float(known.memory.since_start) + self.num_new
+        self.since_learning = float(known.memory.since_learning) + self.num_new
         self.waits = not self.pays()
         if self.waits:
             self.options = replace(self.options, num_steps=0)
@@ -170,7 +169,7 @@ class Update:
         }
         power = torch.as_tensor(judged.power, dtype=learned.bound.dtype)
         if judged.clock is not None:
-            power = (self.num_data - self.new.y.size(-1)) / old.num_data
+            power = (self.num_data - self.num_new) / old.num_data
         return learned._replace(
             memory=memory,
             forgot=power.to(learned.bound.device).expand(learned.bound.shape),
@@ -306,7 +305,7 @@ class Update:
         if not (self.is_first and self.takes_labels):
             return False
         low, high = self.extremes.unbind(-1)
-        return bool((low == high).all())
+        return bool((low >= high).all())
 
     @property
     def takes_labels(self) -> bool:
@@ -321,7 +320,9 @@ class Update:
         before = self.known.memory.extremes.to(self.extremes)
         if not (self.is_first and before.numel() and self.takes_labels):
             return self.num_data
-        return min(2 * int((self.new.y != before[..., :1]).sum()), self.num_data)
+        others, seen = self.new.y != before[..., :1], self.new.seen
+        others = others if seen is None else others & seen
+        return min(2 * int(others.sum()), self.num_data)
 
     def is_due(self) -> bool:
         """Whether a fresh start is: as many data came since the last one as it had."""
@@ -580,6 +581,20 @@ def _take_better(first: Objective, second: Objective) -> Tensor:
     z, other = (_padded(objective.z.detach(), count) for objective in (first, second))
     first.start_at(choose(better, other, z), learn=first.z.requires_grad)
     return better
+
+
+def _extremes(before: Tensor, data: Data) -> Tensor:
+    """Smallest and largest target so far, ``(*batch, 2)``; as before if none came."""
+    y, seen = data.y, data.seen
+    if y.size(-1) == 0:
+        return before
+    low, high = y, y
+    if seen is not None:
+        low, high = y.where(seen, torch.inf), y.where(seen, -torch.inf)
+    low, high = low.amin(-1), high.amax(-1)
+    if before.numel():
+        low, high = low.minimum(before[..., 0]), high.maximum(before[..., 1])
+    return torch.stack([low, high], -1)
 
 
 def _padded(z: Tensor, count: int) -> Tensor:
