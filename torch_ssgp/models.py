@@ -32,6 +32,7 @@ from torch_ssgp.exceptions import (
     warn,
 )
 from torch_ssgp.export import ExportedGP, export_predictor
+from torch_ssgp.indexing import streams_of
 from torch_ssgp.inducing import AdaptiveBudget, InducingPolicy
 from torch_ssgp.memory import (
     Data,
@@ -383,6 +384,30 @@ class StreamingGP(StreamingCore):
             self.dtype if dtype is None else dtype,
             self.num_dims,
         )
+
+    # -- streams of a batch ---------------------------------------------------------
+
+    @torch.inference_mode(False)
+    def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> StreamingGP:
+        """One stream of a batch, or some, as a model of its own.
+
+        It is a copy: it predicts, learns and is saved as any other model, and neither
+        changes the other. ``for stream in model`` goes through all of them.
+
+        Args:
+            index: An integer, a slice, or a tuple of these for several batch
+                dimensions.
+
+        Example:
+            >>> import torch
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from torch_ssgp import StreamingGP
+            >>> model = StreamingGP(RBFKernel(), batch_shape=torch.Size([3]))
+            >>> model[0].batch_shape, model[1:].batch_shape
+            (torch.Size([]), torch.Size([2]))
+        """
+        with self.locks.commit:
+            return streams_of(self, index)
 
     # -- states ---------------------------------------------------------------------
 

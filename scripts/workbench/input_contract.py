@@ -220,6 +220,10 @@ CONTRACT: dict[str, tuple[tuple[str, ...], list[str]]] = {
             "labels.condition_on_observations(x, y > 0.5, noise=y + 1)",
         ],
     ),
+    "StreamingGP: one stream of a batch": (
+        ("model", "batch", "classes"),
+        ["model[0]", "batch[1.5]", "batch[None]", "batch[2:]", "classes[0]"],
+    ),
     "StreamingGP: predictions": (
         ("model", "batch", "fixed", "labels"),
         [
