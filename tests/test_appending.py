@@ -10,7 +10,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, FixedNoiseGaussianLikelihood
 
 from torch_ssgp import StreamingGP, settings
-from torch_ssgp.update import walk
+from torch_ssgp.update.choosing import Choice
 
 BATCH = torch.Size([3])
 
@@ -34,9 +34,11 @@ def known_model(batch: torch.Size = torch.Size(), kernel=None, **options):
 def is_appended(model: StreamingGP, x, y, *args, **options) -> bool:
     """Update, and see whether points were looked for."""
     looked = []
-    choose = walk.Update.choose
+    choose = Choice.choose
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walk.Update, "choose", lambda *a: looked.append(1) or choose(*a))
+        patch.setattr(
+            Choice, "choose", lambda *a, **k: looked.append(1) or choose(*a, **k)
+        )
         model.update(x, y, *args, num_steps=0, **options)
     return not looked
 

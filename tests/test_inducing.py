@@ -24,7 +24,8 @@ from torch_ssgp import (
     StreamingGP,
 )
 from torch_ssgp.exceptions import ArgumentError, BudgetWarning, InputError
-from torch_ssgp.inducing import Candidates, merge_duplicates
+from torch_ssgp.inducing import Candidates
+from torch_ssgp.points import merge_duplicates
 from torch_ssgp.update import UpdateOptions
 from torch_ssgp.update.walk import Update
 from torch_ssgp.validation import check_choice

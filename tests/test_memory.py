@@ -19,9 +19,10 @@ from gpytorch.priors import GammaPrior
 
 import oracles
 from torch_ssgp import StreamingGP, settings
+from torch_ssgp.compression import choose_points, first_of_each, recent_half
 from torch_ssgp.exceptions import ArgumentError, BudgetWarning
 from torch_ssgp.functional import PseudoObservations
-from torch_ssgp.memory import Rows, choose_points, first_of_each, recent_half
+from torch_ssgp.memory import Rows
 
 SIZES = {"M": 1, "2M": 2, "larger than the stream": 100}
 

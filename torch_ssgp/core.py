@@ -21,9 +21,10 @@ from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods, settings
 from torch_ssgp import validation as check
 from torch_ssgp.atomic import AtomicModule, Locks, atomic_change
+from torch_ssgp.buffers import Start
 from torch_ssgp.exceptions import ArgumentError, ShapeError
 from torch_ssgp.inducing import InducingPolicy
-from torch_ssgp.memory import Data, Memory, Start, memory_of
+from torch_ssgp.memory import Data, Memory, memory_of
 from torch_ssgp.modules import (
     has_shared_noise,
     leave_inference_mode,

@@ -18,6 +18,8 @@ Letters, in code as in the text: ``a`` old inducing points, ``b`` new ones, ``f`
 data, ``s`` test points (as an index) or the noise scale (as a value); ``n`` data,
 ``m`` inducing points, ``p`` pseudo-observations. Every tensor may carry leading batch
 dimensions. Nothing in here knows about modules, and nothing waits for a device.
+
+A long file, on purpose: the mathematics of the library, in one place and one notation.
 """
 
 from __future__ import annotations

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from torch_ssgp import likelihoods
 from torch_ssgp import validation as check
+from torch_ssgp.buffers import Buffers
 from torch_ssgp.core import StreamingCore
 from torch_ssgp.exceptions import ArgumentError, UnsupportedLikelihoodError
-from torch_ssgp.memory import Buffers, Memory
+from torch_ssgp.memory import Memory
 from torch_ssgp.summary import PosteriorSummary
 
 Core = TypeVar("Core", bound=StreamingCore)

@@ -23,20 +23,12 @@ from copy import copy
 from typing import Any, NamedTuple
 
 import torch
-from gpytorch.kernels import RBFKernel
-from torch import Tensor, nn
+from torch import Tensor
 
 from torch_ssgp import functional as fn
-from torch_ssgp.exceptions import ShapeError, StateError
+from torch_ssgp.buffers import Buffers, stored
+from torch_ssgp.exceptions import StateError
 from torch_ssgp.functional import PseudoObservations
-from torch_ssgp.inducing import Candidates, GreedyInformation
-from torch_ssgp.validation import expands_to
-
-# Raw data that may wait for the next compression, as a share of the memory: a stream of
-# single points is then compressed once for many updates.
-OVERFLOW = 0.25
-# Lengthscale under which points are judged, in units of their spacing.
-ROUGHNESS = 1.5
 
 
 class Data(NamedTuple):
@@ -96,95 +88,6 @@ class Rows(NamedTuple):
 
     points: Tensor
     past: PseudoObservations
-
-
-class Buffers(nn.Module):
-    """Buffers that change their size, keep their dtype, and are replaced all at once.
-
-    Subclasses say in ``SIZES`` which dimensions each buffer has after those of the
-    batch: the same letter stands for the same size.
-    """
-
-    SIZES: dict[str, str]
-    g: Tensor
-
-    def replace(self, **buffers: Tensor) -> None:
-        """Take new buffers in one assignment: a reader sees the old ones, or these."""
-        self.__dict__["_buffers"] = self._buffers | buffers
-
-    def __copy__(self) -> Any:
-        """The same buffers, which stay when those of this one are replaced."""
-        new = type(self).__new__(type(self))
-        new.__dict__ = {**self.__dict__, "_buffers": dict(self._buffers)}
-        return new
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Deep copies and pickles hold values: a fantasy's graph can be neither."""
-        buffers = {name: buffer.detach() for name, buffer in self.named_buffers()}
-        return {**self.__dict__, "_buffers": buffers}
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move with the model, but stay in the dtype of the algebra."""
-        buffers = {}
-        for name, buffer in self.named_buffers():
-            device = fn(buffer.new_empty(0)).device
-            buffers[name] = buffer if device == buffer.device else buffer.to(device)
-        self.replace(**buffers)
-        return self
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        """Take sizes and dtypes of what is loaded; the default would insist on its own.
-
-        Buffers are in the dtype of the algebra, whatever that of the model.
-        """
-        g = state_dict.get(prefix + "g", self.g)
-        if g.shape[:-1] != self.g.shape[:-1]:
-            raise ShapeError(
-                f"{prefix}g has shape {tuple(g.shape)} in the state loaded, "
-                f"{tuple(self.g.shape)} here: the two models have different batch "
-                "shapes. Build the model with the batch_shape of the saved one."
-            )
-        found = {
-            name: state_dict[prefix + name]
-            for name in self.SIZES
-            if prefix + name in state_dict
-        }
-        if found:
-            self._check_sizes(found, prefix)
-        for name, value in found.items():
-            # Also where the sizes agree: caches know their buffers by identity.
-            setattr(self, name, torch.empty_like(value, device=self.g.device))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def _check_sizes(self, values: dict[str, Tensor], prefix: str) -> None:
-        """Raise unless these are the buffers of one object."""
-        missing = [prefix + name for name in self.SIZES if name not in values]
-        what = type(self).__name__
-        if missing:
-            raise StateError(
-                f"The state has a {what} without {', '.join(missing)}; nothing was "
-                "loaded. It is loaded with all its tensors, or not at all."
-            )
-        batch_shape = values["g"].shape[:-1]
-        sizes: dict[str, int] = {}
-        for name, letters in self.SIZES.items():
-            shape = values[name].shape
-            cut = len(shape) - len(letters)
-            if not (
-                cut >= 0
-                and expands_to(shape[:cut], batch_shape)
-                and all(
-                    sizes.setdefault(letter, size) == size
-                    for letter, size in zip(letters, shape[cut:], strict=True)
-                )
-            ):
-                raise StateError(
-                    f"{prefix}{name} has shape {tuple(shape)} in the state loaded, "
-                    f"which does not go with the rest of the {what}; nothing was "
-                    "loaded. Use a state as it came from state_dict()."
-                )
 
 
 class Memory(Buffers):
@@ -484,11 +387,6 @@ def no_base(residual: Tensor) -> dict[str, Tensor]:
     }
 
 
-def stored(value: Tensor) -> Tensor:
-    """A tensor of its own, laid out as a loaded one would be: same bits afterwards."""
-    return value.detach().clone(memory_format=torch.contiguous_format)
-
-
 # -- remembering ------------------------------------------------------------------
 
 
@@ -526,136 +424,22 @@ def _joined(u: Tensor, v: Tensor) -> Tensor:
     return torch.cat(fn.broadcast_rows(u, v), -1)
 
 
-# -- compressing ------------------------------------------------------------------
+def extremes(before: Tensor, data: Data) -> Tensor:
+    """Smallest and largest target so far, ``(*batch, 2)``; as before if none came."""
+    y, seen = data.y, data.seen
+    if y.size(-1) == 0:
+        return before
+    low, high = y, y
+    if seen is not None:
+        low, high = y.where(seen, torch.inf), y.where(seen, -torch.inf)
+    low, high = low.amin(-1), high.amax(-1)
+    if before.numel():
+        low, high = low.minimum(before[..., 0]), high.maximum(before[..., 1])
+    return torch.stack([low, high], -1)
 
 
-def is_full(num_points: int, capacity: int) -> bool:
-    """Whether so many points are more than a memory of this capacity lets wait."""
-    return num_points > capacity + int(OVERFLOW * capacity)
-
-
-def choose_points(
-    rows: Rows, x: Tensor, weight: Tensor, capacity: int, jitter: float, kept: Tensor
-) -> Tensor:
-    """The points that a memory goes on with.
-
-    They are judged under a rough kernel of our own, with lengthscales of the spacing
-    that so many points have: what the present hyperparameters believe must not throw
-    away what would refute them. Inputs that coincide share a point.
-
-    Args:
-        rows: The compressed part so far.
-        x: ``(*batch, n, d)``, inputs of raw data.
-        weight: ``(*batch, n)``, their precision in units of the rows.
-        capacity: Number of points allowed.
-        jitter: Relative jitter.
-        kept: ``(*batch, m, d)``, points to keep in any case; perhaps none.
-
-    Returns:
-        ``(*batch, at most capacity, d)``, those to be kept first.
-    """
-    if kept.size(-2) >= capacity:
-        return kept
-    points = torch.cat([kept, rows.points, x], -2)
-    distinct = points[..., first_of_each(points), :]
-    if distinct.size(-2) <= capacity:
-        return distinct
-    candidates = Candidates(
-        kernel=_rough_kernel(points, capacity),
-        z_a=kept,
-        z_s=rows.points,
-        past=rows.past,
-        x=x,
-        weight=weight,
-        s=weight.new_ones(weight.shape[:-1]),
-        jitter=jitter,
-        num_inducing=capacity - kept.size(-2),
-    )
-    chosen = GreedyInformation().rank(candidates, given=kept).points
-    return torch.cat([kept, chosen], -2)
-
-
-def first_of_each(points: Tensor) -> Tensor:
-    """Indices of the points that no earlier one equals in all streams.
-
-    Args:
-        points: ``(*batch, n, d)``.
-    """
-    flat = points.movedim(-2, 0).flatten(1)  # streams side by side
-    distinct, inverse = torch.unique(flat, dim=0, return_inverse=True)
-    order = torch.arange(len(flat), device=flat.device)
-    first = order.new_full((len(distinct),), len(flat))
-    return first.scatter_reduce(0, inverse, order, "amin").sort().values
-
-
-def _rough_kernel(points: Tensor, capacity: int) -> RBFKernel:
-    num_dims = points.size(-1)
-    span = points.amax(-2, keepdim=True) - points.amin(-2, keepdim=True)
-    span = torch.where(span > 0, span, torch.ones_like(span))
-    kernel = RBFKernel(ard_num_dims=num_dims, batch_shape=points.shape[:-2]).to(points)
-    kernel.lengthscale = ROUGHNESS * span / capacity ** (1 / num_dims)
-    return kernel.requires_grad_(False)
-
-
-# -- forgetting a stretch ---------------------------------------------------------
-
-
-def older_half(points: Tensor, dim: int, sign: int) -> Tensor:
-    """The earlier half of the points, ``(*batch, r // 2, d)``; see below."""
-    order = (sign * points[..., dim]).argsort(-1)[..., : points.size(-2) // 2]
-    index = order.unsqueeze(-1).expand(*order.shape, points.size(-1))
-    return points.gather(-2, index)
-
-
-def recent_half(rows: Rows, dim: int, sign: int) -> Rows:
-    r"""What rows say about the later half of their points.
-
-    The values at the others are integrated out of the likelihood, with nothing known
-    about them: with :math:`[U_{old}, U_{new}] = Q R`, the rows of :math:`R` below the
-    first block. Data and residual are counted in proportion to the precision that is
-    left.
-
-    Args:
-        rows: Pseudo-observations at points.
-        dim: The input that tells earlier from later.
-        sign: 1 if it grows with time, -1 if it falls.
-    """
-    points, (U, g, rho, n) = rows
-    count = points.size(-2) // 2
-    order = (sign * points[..., dim]).argsort(-1)
-    ordered = points.gather(-2, order.unsqueeze(-1).expand(points.shape))
-    batch = torch.broadcast_shapes(order.shape[:-1], U.shape[:-2])
-    index = order.unsqueeze(-2).expand(*batch, U.size(-2), -1)
-    U = U.expand(*batch, -1, -1).gather(-1, index)
-    size = fn.squared_norm(U, (-2, -1))  # zero of a stream that has no reading yet
-    share = fn.squared_norm(U[..., count:], (-2, -1)) / torch.where(size > 0, size, 1)
-    g = g.expand(*batch, -1).unsqueeze(-1)
-    R = torch.linalg.qr(torch.cat([U, g], -1), mode="r").R[..., count:, :]
-    num_left = points.size(-2) - count
-    U, g = R[..., :num_left, count:-1], R[..., :num_left, -1]
-    residual = fn.squared_norm(R[..., num_left:, -1])
-    past = PseudoObservations(U, g, share * (rho + residual), share * n)
-    return Rows(ordered[..., count:, :], past)
-
-
-class Start(nn.Module):
-    """Hyperparameters as they were before the first update: what a user set is in them.
-
-    Args:
-        parameters: The parameters of a new model.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        super().__init__()
-        for name, value in self.named(parameters).items():
-            self.register_buffer(name, value)
-
-    @staticmethod
-    def named(parameters: list[nn.Parameter]) -> dict[str, Tensor]:
-        """Copies of their values, with the names of the buffers."""
-        return {f"p{i}": p.detach().clone() for i, p in enumerate(parameters)}
-
-    @property
-    def values(self) -> list[Tensor]:
-        """In the order of the parameters."""
-        return list(self.buffers())
+def no_raw_data(data: Data) -> tuple[Data, GaussianData]:
+    """None, in the shape of those there are."""
+    nothing = data.y[..., :0]
+    residual = data.y.new_zeros(data.y.shape[:-1])
+    return Data(data.x[..., :0, :], nothing), GaussianData(nothing, None, residual)

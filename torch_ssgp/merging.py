@@ -25,11 +25,11 @@ from torch_ssgp import validation as check
 from torch_ssgp.branching import key_of
 from torch_ssgp.core import StreamingCore
 from torch_ssgp.exceptions import MergeError, NumericalWarning, warn
-from torch_ssgp.inducing import merge_duplicates
 from torch_ssgp.memory import Data, buffers, no_base
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.multioutput import MultiOutputGP
 from torch_ssgp.parts import Part, added_to, join, part_of
+from torch_ssgp.points import merge_duplicates
 from torch_ssgp.update.learning import learn
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.result import Status
@@ -229,7 +229,7 @@ def _summarise(result: StreamingGP, z: Tensor | None, num_steps: int) -> None:
         update = Update(known, nothing, options, limits)
         objective = update.objective()
         # To the policy all data are new, and no point is an old one.
-        candidates = update.candidates(objective)._replace(num_new=None)
+        candidates = update.points.candidates(objective)._replace(num_new=None)
         z = limits.policy(candidates)
         check.check_choice(z, limits.policy, objective.data.x)
         z = merge_duplicates(objective.kernel, z, objective.jitter)

@@ -33,10 +33,11 @@ from torch import Tensor
 from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods, settings
 from torch_ssgp.branching import key_of
+from torch_ssgp.compression import first_of_each
 from torch_ssgp.core import StreamingCore
 from torch_ssgp.exceptions import MergeError
 from torch_ssgp.functional import Projection, PseudoObservations
-from torch_ssgp.memory import Data, GaussianData, Rows, first_of_each
+from torch_ssgp.memory import Data, GaussianData, Rows
 from torch_ssgp.modules import same_points
 from torch_ssgp.update.making import make_objective
 from torch_ssgp.update.objective import Objective

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torch_ssgp import functional as fn
+from torch_ssgp.buffers import Buffers
 from torch_ssgp.functional import Posterior, PseudoObservations
-from torch_ssgp.memory import Buffers
 
 
 class PosteriorSummary(Buffers):

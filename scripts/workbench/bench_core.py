@@ -154,7 +154,7 @@ def choice_row(m: int, n: int, repeats: int) -> Row:
     objective, step = _gradient_step(update, z)
 
     def choose(policy: InducingPolicy) -> Callable[[], Tensor]:
-        return torch.no_grad()(lambda: policy(update.candidates(objective)))
+        return torch.no_grad()(lambda: policy(update.points.candidates(objective)))
 
     policies = (GreedyInformation(), GreedyVariance(), AdaptiveBudget())
     jobs = {type(policy).__name__: choose(policy) for policy in policies}

@@ -6,11 +6,15 @@
 ``learning.py``              an update as a function: ``learn``
 ``state.py``                 what it starts from, may use, and ends with
 ``walk.py``                  remember, learn, summarise, compress
+``appending.py``             updates that only add rows
+``choosing.py``              where inducing points go
+``starts.py``                the better of two starts
 ``options.py``               its options: defaults and checks
 ``result.py``                what it reports: ``UpdateResult``, ``Status``
 ``forgetting.py``            what the evidence of new data says about the past
 ``objective.py``             the bound, as a function of hyperparameters and points
 ``sites.py``                 the same for likelihoods that are not Gaussian
+``site_algebra.py``          its algebra
 ``initialization.py``        hyperparameters to start from
 ``site_initialization.py``   the same for likelihoods that are not Gaussian
 ``coordinates.py``           variables in which one learning rate suits every parameter

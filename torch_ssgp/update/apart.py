@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from torch_ssgp import functional as fn
+from torch_ssgp.buffers import stored
 from torch_ssgp.functional import PriorBlocks, PseudoObservations
-from torch_ssgp.memory import GaussianData, Rows, stored
+from torch_ssgp.memory import GaussianData, Rows
 from torch_ssgp.update.objective import Objective
 from torch_ssgp.update.state import Known
 

@@ -31,12 +31,13 @@ from torch import Tensor
 
 from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
+from torch_ssgp.compression import older_half
 from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import PseudoObservations
-from torch_ssgp.inducing import evenly
 from torch_ssgp.kernels import Form
-from torch_ssgp.memory import Data, Memory, older_half
+from torch_ssgp.memory import Data, Memory
 from torch_ssgp.modules import form_of, inducing_gram, observation_noise
+from torch_ssgp.points import evenly
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import UpdateOptions

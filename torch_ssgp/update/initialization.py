@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from torch_ssgp import functional as fn
 from torch_ssgp.exceptions import breakdowns
-from torch_ssgp.inducing import evenly
 from torch_ssgp.modules import inducing_gram
+from torch_ssgp.points import evenly
 
 # Lengthscales tried, as fractions of the spread of the inputs; noise tried, as
 # fractions of the variance of the targets. The evidence of a subset decides.

@@ -14,9 +14,9 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from torch_ssgp.exceptions import breakdowns
-from torch_ssgp.inducing import evenly
 from torch_ssgp.likelihoods import expected_log_prob, takes_labels
 from torch_ssgp.memory import Data
+from torch_ssgp.points import evenly
 from torch_ssgp.update.initialization import (
     Length,
     Noise,

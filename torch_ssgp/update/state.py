@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from torch_ssgp import functional as fn
+from torch_ssgp.compression import recent_half
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.inducing import InducingPolicy
-from torch_ssgp.memory import Data, Memory, Rows, recent_half
+from torch_ssgp.memory import Data, Memory, Rows
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.ascent import Ascended
 from torch_ssgp.update.objective import Prior
@@ -98,6 +99,41 @@ class Learned(NamedTuple):
     ascended: Ascended
     settled: bool
     status: Status
+
+    @classmethod
+    def of(
+        cls,
+        prior: Prior,
+        summary: dict[str, Tensor],
+        memory: dict[str, Tensor],
+        bound: Tensor,
+        loss: Tensor,
+        *,
+        num_kept: Tensor,
+        ascended: Ascended,
+        loss_before: Tensor | None = None,
+        memory_loss: Tensor | None = None,
+        settled: bool = True,
+    ) -> Learned:
+        """What is stored, before anything is known of how it came about."""
+        nothing = torch.zeros_like(loss)
+        return cls(
+            prior=prior,
+            summary=summary,
+            memory=memory,
+            bound=bound,
+            loss=loss,
+            loss_before=loss if loss_before is None else loss_before,
+            memory_loss=nothing if memory_loss is None else memory_loss,
+            num_kept=num_kept,
+            restarted=nothing > 0,
+            forgot=nothing + 1,
+            surprise=nothing,
+            learned=False,
+            ascended=ascended,
+            settled=settled,
+            status=ascended.status,
+        )
 
 
 def recall(

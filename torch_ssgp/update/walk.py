@@ -12,28 +12,29 @@ from torch import Tensor
 
 from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
-from torch_ssgp import validation as check
+from torch_ssgp.buffers import stored
+from torch_ssgp.compression import choose_points, is_full
 from torch_ssgp.exceptions import Breakdown, breakdowns
-from torch_ssgp.inducing import Candidates, merge_duplicates
 from torch_ssgp.memory import (
     Data,
     GaussianData,
     Rows,
     buffers,
-    choose_points,
-    is_full,
+    extremes,
+    no_raw_data,
     remember,
-    stored,
 )
-from torch_ssgp.modules import gram, same_points
+from torch_ssgp.modules import same_points
 from torch_ssgp.update.apart import Base
 from torch_ssgp.update.appending import append
-from torch_ssgp.update.ascent import Ascended, choose, maximize
+from torch_ssgp.update.ascent import Ascended, maximize
+from torch_ssgp.update.choosing import Choice, precision
 from torch_ssgp.update.forgetting import Judged
 from torch_ssgp.update.making import make_objective
 from torch_ssgp.update.objective import Objective, Prior
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.result import Status
+from torch_ssgp.update.starts import take_better
 from torch_ssgp.update.state import Known, Learned, Limits, recall
 
 GROWTH = 0.2  # growth of the data since the last learning that makes it pay again
@@ -57,6 +58,7 @@ class Update:
         self.known, self.new, self.limits = known, data, limits
         self.judged = judged or Judged.of(known, data, options, limits)
         self.asked = self.options = options
+        self.points = Choice(known.summary, limits, data.y.size(-1))
         self.must_learn = must_learn
         self.pending, self.begins = 0, False
         self.remember()
@@ -76,7 +78,7 @@ class Update:
         recalled = (known, self.past.past, self.num_raw)
         self.base = Base.recall(*recalled, self.judged.power, self.limits.shared_noise)
         self.data = remember(raw, data) if data.y.size(-1) else raw
-        self.extremes = _extremes(known.memory.extremes.to(data.y), data)
+        self.extremes = extremes(known.memory.extremes.to(data.y), data)
         num_data = self.past.past.n + self.data.num_data
         self.num_data = float(num_data.max())
         count = data.num_data
@@ -211,10 +213,9 @@ class Update:
         sites = sites._replace(noise=objective.remembered_noise(sites))
         if not self.is_finer:
             rows = Rows(summary.inducing_points, added.past)
-            raw, sites = _no_raw_data(raw)
+            raw, sites = no_raw_data(raw)
             loss = added.loss  # what was lost before is part of the rows
-        nothing = torch.zeros_like(loss)
-        return Learned(
+        return Learned.of(
             prior=objective.modules_of_prior,
             summary={
                 **dict(summary.named_buffers()),
@@ -228,16 +229,8 @@ class Update:
             memory=buffers(rows, raw, sites, limits.shared_noise),
             bound=added.bound,
             loss=loss,
-            loss_before=loss,
-            memory_loss=nothing,
             num_kept=torch.full_like(loss, summary.num_inducing, dtype=torch.long),
-            restarted=torch.zeros_like(loss, dtype=torch.bool),
-            forgot=torch.ones_like(loss),
-            surprise=nothing,
-            learned=False,
             ascended=Ascended(loss.new_empty(0, *loss.shape), 0, True),
-            settled=True,
-            status=Status.OK,
         )
 
     def learn(self) -> Learned:
@@ -258,7 +251,7 @@ class Update:
         batch = self.new.y.shape[:-1]
         restarted = torch.full(batch, first is None, device=self.new.y.device)
         if first and second:
-            restarted = _take_better(first[0], second[0])
+            restarted = take_better(first[0], second[0])
         objective, ascended = second if second and bool(restarted.all()) else first  # type: ignore[misc]
         return self.finish(objective, ascended)._replace(restarted=restarted)
 
@@ -355,7 +348,9 @@ class Update:
             options = replace(options, callback=None, progress=False)
         with torch.no_grad():
             z = options.inducing_points
-            z = self.choose(objective) if z is None else z
+            if z is None:
+                anew = options.num_steps > 0 or self.judged.clock is not None
+                z = self.points.choose(objective, anew=anew)
         moves = bool(options.learn_inducing_points) and options.num_steps > 0
         if self.is_one_class:
             objective.start_at(z)
@@ -367,60 +362,6 @@ class Update:
         return objective, maximize(
             objective, options, learn_hyperparameters=self.learns
         )
-
-    # -- inducing points --------------------------------------------------------------
-
-    def candidates(self, objective: Objective) -> Candidates:
-        """Where inducing points may lie, and what relies on them."""
-        summary, x = self.known.summary, objective.data.x
-        z_a = x[..., :0, :]
-        if not summary.is_empty:
-            z_a = summary.inducing_points.detach().to(x)
-            z_a = z_a.expand(*x.shape[:-2], *z_a.shape[-2:])
-        return Candidates(
-            kernel=objective.kernel,
-            z_a=z_a,
-            z_s=objective.z_a,
-            past=objective.past,
-            x=x,
-            weight=_precision(objective),
-            s=objective.noises()[1],
-            jitter=objective.jitter,
-            num_inducing=self.limits.num_inducing,
-            num_updates=int(summary.num_updates),
-            num_new=self.new.y.size(-1),
-        )
-
-    @breakdowns()
-    def choose(self, objective: Objective) -> Tensor:
-        """The choice of the policy; a cheaper one where nothing is learned."""
-        policy, is_new = self.limits.policy, self.options.num_steps > 0
-        is_new = is_new or self.judged.clock is not None
-        choice = policy if is_new or self.has_changed(objective) else policy.extend
-        z = choice(self.candidates(objective))
-        check.check_choice(z, policy, objective.data.x)
-        return merge_duplicates(objective.kernel, z, objective.jitter)
-
-    def has_changed(self, objective: Objective) -> bool:
-        """Whether the prior is another than that under which points were chosen."""
-        summary, x = self.known.summary, objective.data.x
-        if summary.is_empty:
-            return True
-        z, L = (t.to(x) for t in (summary.inducing_points, summary.prior_cholesky))
-        old = L[..., :1, :1] * L[..., 1:, :1]  # covariance with the first of them
-        new = gram(objective.kernel, z[..., 1:, :], z[..., :1, :])
-        return not bool(torch.allclose(new, old.expand(new.shape), rtol=1e-6))
-
-    def revise(self, objective: Objective, loss: Tensor) -> bool:
-        """Choose again where the policy wants to; whether anything changed."""
-        z, policy = objective.z.detach(), self.limits.policy
-        revised = policy.revise(self.candidates(objective), z, loss)
-        if revised is not z:
-            check.check_choice(revised, policy, objective.data.x)
-        revised = merge_duplicates(objective.kernel, revised, objective.jitter)
-        if revised is not z:
-            objective.start_at(revised)
-        return revised is not z
 
     # -- what is kept -----------------------------------------------------------------
 
@@ -449,7 +390,7 @@ class Update:
         prior = objective.final_prior(objective.z.detach())
         data = objective.as_gaussian(prior)
         rows, s = objective.project(prior, data)
-        if self.options.inducing_points is None and self.revise(
+        if self.options.inducing_points is None and self.points.revise(
             objective, rows.loss / (2 * s)
         ):
             prior = objective.final_prior(objective.z.detach())
@@ -470,11 +411,10 @@ class Update:
             if self.is_finer or lasting is not data or base is not None:
                 kept, base, lost = self.compress(objective, lasting)
                 memory_loss = lost if self.is_finer else memory_loss
-            raw, sites = _no_raw_data(raw)
+            raw, sites = no_raw_data(raw)
         shared_noise = self.limits.shared_noise
-        loss_before = objective.loss_before
-        old = self.candidates(objective).z_a
-        return Learned(
+        old = self.points.candidates(objective).z_a
+        return Learned.of(
             prior=objective.modules_of_prior,
             summary={
                 "inducing_points": stored(objective.z),
@@ -495,16 +435,11 @@ class Update:
             },
             bound=bound,
             loss=loss,
-            loss_before=loss if loss_before is None else loss_before,
+            loss_before=objective.loss_before,
             memory_loss=memory_loss,
             num_kept=same_points(objective.z.detach(), old).any(-1).sum(-1),
-            restarted=torch.zeros_like(loss, dtype=torch.bool),
-            forgot=torch.ones_like(loss),
-            surprise=torch.zeros_like(loss),
-            learned=False,
             ascended=ascended,
             settled=objective.settled,
-            status=ascended.status,
         )
 
     @property
@@ -537,7 +472,7 @@ class Update:
             points = choose_points(
                 Rows(objective.z_a, objective.past),
                 objective.data.x,
-                _precision(objective),
+                precision(objective),
                 self.limits.memory_size,
                 objective.jitter,
                 z,
@@ -550,72 +485,6 @@ class Update:
             kept, base = base.compress(objective, points, prior, data)
         _check_finite(*kept.past)
         return kept, base, rows.loss / (2 * s)
-
-
-@torch.no_grad()
-def _take_better(first: Objective, second: Objective) -> Tensor:
-    """Where the second start ended higher; the first objective becomes the better.
-
-    Streams that share no hyperparameter are told apart; others follow their sum.
-    """
-    scores = [
-        objective.total()[0].nan_to_num(-torch.inf) for objective in (first, second)
-    ]
-    better = scores[1] > scores[0]
-    batch = first.batch_shape
-    pairs = list(
-        zip(
-            first.modules_of_prior.parameters(),
-            second.modules_of_prior.parameters(),
-            strict=True,
-        )
-    )
-    shared = first.coupled or any(a.shape[: len(batch)] != batch for a, _ in pairs)
-    if shared:
-        better = (scores[1].sum() > scores[0].sum()).expand(batch)
-    if bool(better.all()) or not bool(better.any()):
-        return better
-    for a, b in pairs:
-        a.copy_(choose(better, b, a))
-    count = max(first.z.size(-2), second.z.size(-2))
-    z, other = (_padded(objective.z.detach(), count) for objective in (first, second))
-    first.start_at(choose(better, other, z), learn=first.z.requires_grad)
-    return better
-
-
-def _extremes(before: Tensor, data: Data) -> Tensor:
-    """Smallest and largest target so far, ``(*batch, 2)``; as before if none came."""
-    y, seen = data.y, data.seen
-    if y.size(-1) == 0:
-        return before
-    low, high = y, y
-    if seen is not None:
-        low, high = y.where(seen, torch.inf), y.where(seen, -torch.inf)
-    low, high = low.amin(-1), high.amax(-1)
-    if before.numel():
-        low, high = low.minimum(before[..., 0]), high.maximum(before[..., 1])
-    return torch.stack([low, high], -1)
-
-
-def _padded(z: Tensor, count: int) -> Tensor:
-    """As many points as ``count``: copies of the first are as good as none."""
-    more = z[..., :1, :].expand(*z.shape[:-2], count - z.size(-2), z.size(-1))
-    return torch.cat([z, more], -2)
-
-
-def _no_raw_data(data: Data) -> tuple[Data, GaussianData]:
-    """None, in the shape of those there are."""
-    nothing = data.y[..., :0]
-    residual = data.y.new_zeros(data.y.shape[:-1])
-    return Data(data.x[..., :0, :], nothing), GaussianData(nothing, None, residual)
-
-
-def _precision(objective: Objective) -> Tensor:
-    """Precision of the data in units of the rows, ``(*batch, n)``."""
-    noise, s = objective.noises()
-    precision = (s.unsqueeze(-1) / noise).expand(objective.data.y.shape)
-    weight = objective.data.weight
-    return precision if weight is None else weight * precision
 
 
 def _with_enough_jitter(objective: Objective, attempt: Callable[[], Result]) -> Result:

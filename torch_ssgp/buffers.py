@@ -1,0 +1,128 @@
+"""State in buffers: of any size, replaced all at once, laid out as loaded ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_ssgp.exceptions import ShapeError, StateError
+from torch_ssgp.validation import expands_to
+
+
+class Buffers(nn.Module):
+    """Buffers that change their size, keep their dtype, and are replaced all at once.
+
+    Subclasses say in ``SIZES`` which dimensions each buffer has after those of the
+    batch: the same letter stands for the same size.
+    """
+
+    SIZES: dict[str, str]
+    g: Tensor
+
+    def replace(self, **buffers: Tensor) -> None:
+        """Take new buffers in one assignment: a reader sees the old ones, or these."""
+        self.__dict__["_buffers"] = self._buffers | buffers
+
+    def __copy__(self) -> Any:
+        """The same buffers, which stay when those of this one are replaced."""
+        new = type(self).__new__(type(self))
+        new.__dict__ = {**self.__dict__, "_buffers": dict(self._buffers)}
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Deep copies and pickles hold values: a fantasy's graph can be neither."""
+        buffers = {name: buffer.detach() for name, buffer in self.named_buffers()}
+        return {**self.__dict__, "_buffers": buffers}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move with the model, but stay in the dtype of the algebra."""
+        buffers = {}
+        for name, buffer in self.named_buffers():
+            device = fn(buffer.new_empty(0)).device
+            buffers[name] = buffer if device == buffer.device else buffer.to(device)
+        self.replace(**buffers)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take sizes and dtypes of what is loaded; the default would insist on its own.
+
+        Buffers are in the dtype of the algebra, whatever that of the model.
+        """
+        g = state_dict.get(prefix + "g", self.g)
+        if g.shape[:-1] != self.g.shape[:-1]:
+            raise ShapeError(
+                f"{prefix}g has shape {tuple(g.shape)} in the state loaded, "
+                f"{tuple(self.g.shape)} here: the two models have different batch "
+                "shapes. Build the model with the batch_shape of the saved one."
+            )
+        found = {
+            name: state_dict[prefix + name]
+            for name in self.SIZES
+            if prefix + name in state_dict
+        }
+        if found:
+            self._check_sizes(found, prefix)
+        for name, value in found.items():
+            # Also where the sizes agree: caches know their buffers by identity.
+            setattr(self, name, torch.empty_like(value, device=self.g.device))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _check_sizes(self, values: dict[str, Tensor], prefix: str) -> None:
+        """Raise unless these are the buffers of one object."""
+        missing = [prefix + name for name in self.SIZES if name not in values]
+        what = type(self).__name__
+        if missing:
+            raise StateError(
+                f"The state has a {what} without {', '.join(missing)}; nothing was "
+                "loaded. It is loaded with all its tensors, or not at all."
+            )
+        batch_shape = values["g"].shape[:-1]
+        sizes: dict[str, int] = {}
+        for name, letters in self.SIZES.items():
+            shape = values[name].shape
+            cut = len(shape) - len(letters)
+            if not (
+                cut >= 0
+                and expands_to(shape[:cut], batch_shape)
+                and all(
+                    sizes.setdefault(letter, size) == size
+                    for letter, size in zip(letters, shape[cut:], strict=True)
+                )
+            ):
+                raise StateError(
+                    f"{prefix}{name} has shape {tuple(shape)} in the state loaded, "
+                    f"which does not go with the rest of the {what}; nothing was "
+                    "loaded. Use a state as it came from state_dict()."
+                )
+
+
+class Start(nn.Module):
+    """Hyperparameters as they were before the first update: what a user set is in them.
+
+    Args:
+        parameters: The parameters of a new model.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__()
+        for name, value in self.named(parameters).items():
+            self.register_buffer(name, value)
+
+    @staticmethod
+    def named(parameters: list[nn.Parameter]) -> dict[str, Tensor]:
+        """Copies of their values, with the names of the buffers."""
+        return {f"p{i}": p.detach().clone() for i, p in enumerate(parameters)}
+
+    @property
+    def values(self) -> list[Tensor]:
+        """In the order of the parameters."""
+        return list(self.buffers())
+
+
+def stored(value: Tensor) -> Tensor:
+    """A tensor of its own, laid out as a loaded one would be: same bits afterwards."""
+    return value.detach().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,130 @@
+"""Which points a memory goes on with, once it has more than it may keep."""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.kernels import RBFKernel
+from torch import Tensor
+
+from torch_ssgp import functional as fn
+from torch_ssgp.functional import PseudoObservations
+from torch_ssgp.inducing import Candidates, GreedyInformation
+from torch_ssgp.memory import Rows
+
+# Raw data that may wait for the next compression, as a share of the memory: a stream of
+# single points is then compressed once for many updates.
+OVERFLOW = 0.25
+# Lengthscale under which points are judged, in units of their spacing.
+ROUGHNESS = 1.5
+
+
+# -- compressing ------------------------------------------------------------------
+
+
+def is_full(num_points: int, capacity: int) -> bool:
+    """Whether so many points are more than a memory of this capacity lets wait."""
+    return num_points > capacity + int(OVERFLOW * capacity)
+
+
+def choose_points(
+    rows: Rows, x: Tensor, weight: Tensor, capacity: int, jitter: float, kept: Tensor
+) -> Tensor:
+    """The points that a memory goes on with.
+
+    They are judged under a rough kernel of our own, with lengthscales of the spacing
+    that so many points have: what the present hyperparameters believe must not throw
+    away what would refute them. Inputs that coincide share a point.
+
+    Args:
+        rows: The compressed part so far.
+        x: ``(*batch, n, d)``, inputs of raw data.
+        weight: ``(*batch, n)``, their precision in units of the rows.
+        capacity: Number of points allowed.
+        jitter: Relative jitter.
+        kept: ``(*batch, m, d)``, points to keep in any case; perhaps none.
+
+    Returns:
+        ``(*batch, at most capacity, d)``, those to be kept first.
+    """
+    if kept.size(-2) >= capacity:
+        return kept
+    points = torch.cat([kept, rows.points, x], -2)
+    distinct = points[..., first_of_each(points), :]
+    if distinct.size(-2) <= capacity:
+        return distinct
+    candidates = Candidates(
+        kernel=_rough_kernel(points, capacity),
+        z_a=kept,
+        z_s=rows.points,
+        past=rows.past,
+        x=x,
+        weight=weight,
+        s=weight.new_ones(weight.shape[:-1]),
+        jitter=jitter,
+        num_inducing=capacity - kept.size(-2),
+    )
+    chosen = GreedyInformation().rank(candidates, given=kept).points
+    return torch.cat([kept, chosen], -2)
+
+
+def first_of_each(points: Tensor) -> Tensor:
+    """Indices of the points that no earlier one equals in all streams.
+
+    Args:
+        points: ``(*batch, n, d)``.
+    """
+    flat = points.movedim(-2, 0).flatten(1)  # streams side by side
+    distinct, inverse = torch.unique(flat, dim=0, return_inverse=True)
+    order = torch.arange(len(flat), device=flat.device)
+    first = order.new_full((len(distinct),), len(flat))
+    return first.scatter_reduce(0, inverse, order, "amin").sort().values
+
+
+def _rough_kernel(points: Tensor, capacity: int) -> RBFKernel:
+    num_dims = points.size(-1)
+    span = points.amax(-2, keepdim=True) - points.amin(-2, keepdim=True)
+    span = torch.where(span > 0, span, torch.ones_like(span))
+    kernel = RBFKernel(ard_num_dims=num_dims, batch_shape=points.shape[:-2]).to(points)
+    kernel.lengthscale = ROUGHNESS * span / capacity ** (1 / num_dims)
+    return kernel.requires_grad_(False)
+
+
+# -- forgetting a stretch ---------------------------------------------------------
+
+
+def older_half(points: Tensor, dim: int, sign: int) -> Tensor:
+    """The earlier half of the points, ``(*batch, r // 2, d)``; see below."""
+    order = (sign * points[..., dim]).argsort(-1)[..., : points.size(-2) // 2]
+    index = order.unsqueeze(-1).expand(*order.shape, points.size(-1))
+    return points.gather(-2, index)
+
+
+def recent_half(rows: Rows, dim: int, sign: int) -> Rows:
+    r"""What rows say about the later half of their points.
+
+    The values at the others are integrated out of the likelihood, with nothing known
+    about them: with :math:`[U_{old}, U_{new}] = Q R`, the rows of :math:`R` below the
+    first block. Data and residual are counted in proportion to the precision that is
+    left.
+
+    Args:
+        rows: Pseudo-observations at points.
+        dim: The input that tells earlier from later.
+        sign: 1 if it grows with time, -1 if it falls.
+    """
+    points, (U, g, rho, n) = rows
+    count = points.size(-2) // 2
+    order = (sign * points[..., dim]).argsort(-1)
+    ordered = points.gather(-2, order.unsqueeze(-1).expand(points.shape))
+    batch = torch.broadcast_shapes(order.shape[:-1], U.shape[:-2])
+    index = order.unsqueeze(-2).expand(*batch, U.size(-2), -1)
+    U = U.expand(*batch, -1, -1).gather(-1, index)
+    size = fn.squared_norm(U, (-2, -1))  # zero of a stream that has no reading yet
+    share = fn.squared_norm(U[..., count:], (-2, -1)) / torch.where(size > 0, size, 1)
+    g = g.expand(*batch, -1).unsqueeze(-1)
+    R = torch.linalg.qr(torch.cat([U, g], -1), mode="r").R[..., count:, :]
+    num_left = points.size(-2) - count
+    U, g = R[..., :num_left, count:-1], R[..., :num_left, -1]
+    residual = fn.squared_norm(R[..., num_left:, -1])
+    past = PseudoObservations(U, g, share * (rho + residual), share * n)
+    return Rows(ordered[..., count:, :], past)
