@@ -95,7 +95,7 @@ def test_an_alarm_takes_the_log_odds_and_more_than_one_witness():
         gains = torch.zeros(2, columns, dtype=torch.float64)
         gains[0, 0], gains[1, 0] = capped, gain
         zero = torch.zeros(()).double()
-        return Judgement(gains[1], gains[0], zero, zero > 0, zero)
+        return Judgement(gains[1], gains[0], zero, zero > 0, zero + 1)
 
     one = decide(judged(OUTLIER, 200.0), nothing, odds=1e-3)
     assert float(one.power) == 1  # an outlier, whatever its size
@@ -329,10 +329,10 @@ def test_a_clock_is_an_input_that_only_grows_or_only_falls(sign):
     t = sign * torch.arange(40, dtype=torch.float64).unsqueeze(-1) / 10
     model.update(t[:30], torch.sin(t[:30, 0]), num_steps=0)
     model.memory.replace(lost=torch.tensor(30.0).double())
-    known = torch.ones(()).double()
+    known = torch.tensor(True)
     data = Data(t[30:], torch.sin(t[30:, 0]))
     assert outgrown(kernel, model.memory, data, known) == (0, sign)
-    assert outgrown(kernel, model.memory, data, 0 * known) is None  # far ahead: a map
+    assert outgrown(kernel, model.memory, data, ~known) is None  # far ahead: a map
     shuffled = Data(data.x.flip(-2), data.y)
     assert outgrown(kernel, model.memory, shuffled, known) is None
     repeated = Data(torch.cat([data.x[:-1], data.x[-2:-1]]), data.y)

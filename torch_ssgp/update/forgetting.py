@@ -10,7 +10,8 @@ powers :math:`\lambda`, from 1 (nothing changed) to 0 (begin anew), in closed fo
 is summed up over updates, and the sum starts again whenever it falls below zero:
 Page's test, one for each power. A sum that exceeds the log-odds against a change per
 update is an alarm. One datum adds at most ``OUTLIER`` nats, less than an alarm takes:
-a change needs more than one witness, an outlier is none.
+a change needs more than one witness, an outlier is none. Data of which the past says
+little, as in a new range of inputs, are not heard: they cannot contradict it.
 
 A model at the edge of what it has seen may be too sure of itself, which looks like a
 change. So nothing is thrown away on an alarm alone: both explanations are learned, one
@@ -66,8 +67,8 @@ class Judgement(NamedTuple):
         surprise: ``(*batch,)``, nats per datum by which the data are less probable
             than the model expected.
         is_surprising: ``(*batch,)``, whether that is more than chance.
-        explained: ``(*batch,)``, share of their prior variance that was known before.
-        silent: ``(*batch,)``, which streams have no reading; ``None`` if all have.
+        explained: ``(*batch,)``, share of their prior variance that was known before;
+            zero for a stream without a reading.
     """
 
     gain: Tensor
@@ -75,7 +76,14 @@ class Judgement(NamedTuple):
     surprise: Tensor
     is_surprising: Tensor
     explained: Tensor
-    silent: Tensor | None = None
+
+    @property
+    def is_followed(self) -> Tensor:
+        """``(*batch,)``, whether the past says much about the data.
+
+        Where it says little, as in a new range of inputs, nothing contradicts it.
+        """
+        return self.explained > FOLLOWED
 
 
 @torch.no_grad()
@@ -167,11 +175,10 @@ def judge(
     misfit = misfit - 1
     explained = (1 - variance[..., -1, :] / k_ff.squeeze(-2)).nan_to_num(1.0)
     count: int | Tensor = y.size(-1)
-    silent = None
     if seen is not None:
         gain = gain.where(seen.unsqueeze(-2), 0)
         misfit, explained = misfit.where(seen, 0), explained.where(seen, 0)
-        silent, count = ~seen.any(-1), seen.sum(-1).clamp_min(1)
+        count = seen.sum(-1).clamp_min(1)
     capped = gain.clamp_max(OUTLIER).sum(-1)
     # Again no datum alone: an outlier is nothing to learn from.
     excess = misfit.clamp_max(5.0).sum(-1) / (2 * count) ** 0.5
@@ -181,7 +188,6 @@ def judge(
         surprise=0.5 * misfit.sum(-1) / count,
         is_surprising=excess > SURPRISING,
         explained=explained.sum(-1) / count,
-        silent=silent,
     )
 
 
@@ -214,10 +220,9 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float) -> Verdict:
     best, index = score.max(-1)
     powers = torch.tensor(POWERS, dtype=doubt.dtype, device=doubt.device)
     power = torch.where(best > -torch.inf, powers[index], 1.0)
-    if judgement.silent is not None:
-        power = torch.where(judgement.silent, 1.0, power)
-        doubt = torch.where(judgement.silent.unsqueeze(-1), before, doubt)
-    return Verdict(power, doubt)
+    is_heard = judgement.is_followed
+    doubt = torch.where(is_heard.unsqueeze(-1), doubt, before)
+    return Verdict(torch.where(is_heard, power, 1.0), doubt)
 
 
 class Clock(NamedTuple):
@@ -233,7 +238,7 @@ class Clock(NamedTuple):
 
 
 def outgrown(
-    kernel: Kernel | Form, memory: Memory, data: Data, explained: Tensor
+    kernel: Kernel | Form, memory: Memory, data: Data, is_followed: Tensor
 ) -> Clock | None:
     """The clock of a stream that has outgrown its inducing points, if it has one.
 
@@ -246,12 +251,12 @@ def outgrown(
         kernel: Prior covariance.
         memory: What is remembered.
         data: New data.
-        explained: ``(*batch,)``, share of their prior variance known before.
+        is_followed: ``(*batch,)``, whether much was known of them before.
     """
     if int(memory.base_key):  # a branch does not mix what is kept apart
         return None
     lost = memory.lost / memory.num_data
-    if not bool(((lost > STARVED) & (explained > FOLLOWED)).any()):
+    if not bool(((lost > STARVED) & is_followed).any()):
         return None
     old = memory.compressed.points
     x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
@@ -315,10 +320,16 @@ class Judged(NamedTuple):
         if is_auto:
             is_old = bool((doubt[..., :1] > WITNESS).any())  # doubt of before
             power, doubt = decide(judgement, doubt, options.change_odds)
+            if options.num_steps:
+                # No power explains data of another scale: let learning try both.
+                is_strange = judgement.is_surprising & judgement.is_followed
+                power = torch.where(is_strange, 0.0, power)
             doubted = is_old * float(memory.doubted) + y.size(-1)
             if bool((power == 1).all()):
                 power = 1.0
-                clock = outgrown(known.frozen.kernel, memory, data, judgement.explained)
+                clock = outgrown(
+                    known.frozen.kernel, memory, data, judgement.is_followed
+                )
         surprise, is_surprising = judgement.surprise, judgement.is_surprising
         return cls(power, doubt, doubted, surprise, is_surprising, clock)
 
