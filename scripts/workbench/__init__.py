@@ -8,7 +8,7 @@ because other projects install a top-level ``scripts``.
 ``batch_bound``, ``exact``     all data at once: the references
 ``running``, ``results``       models over streams; files of rows
 ``pages``, ``common``          Markdown; command lines
-``benchmark``, ``bench_*``     speed and accuracy; ``ablation`` of constants
+``benchmark``, ``bench_*``     speed and accuracy; ``ablation`` of constants; ``peers``
 ``hard_streams``               streams that are hard for a small memory
 ``reproduce``                  the paper: ``experiments`` and ``contests`` cut into
                                ``cells``, their ``verdicts``, ``figures`` and pages

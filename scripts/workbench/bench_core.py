@@ -50,32 +50,54 @@ def median_times(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def _stream_state(m: int, n: int, batch_shape: tuple[int, ...]) -> Any:
-    """A model in mid-stream with ``m`` inducing points, and the next batch."""
+def stream_state(
+    m: int,
+    n: int,
+    batch_shape: tuple[int, ...],
+    memory_size: int | None = None,
+    device: torch.device | str = "cpu",
+    lengthscale: float = 0.2,
+) -> Any:
+    """A model in mid-stream with ``m`` inducing points, and the next batch.
+
+    Args:
+        m: The number of inducing points.
+        n: Data of an update.
+        batch_shape: Shape of independent streams.
+        memory_size: Points of the memory, all in use; ``m`` by default.
+        device: Where to.
+        lengthscale: That of the kernel; inputs are in the unit square.
+    """
+    size = m if memory_size is None else memory_size
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
-        return torch.rand(*shape, dtype=torch.float64, generator=generator)
+        values = torch.rand(*shape, dtype=torch.float64, generator=generator)
+        return values.to(device)
 
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
-    kernel.base_kernel.lengthscale, kernel.outputscale = 0.2, 1.0
+    kernel.base_kernel.lengthscale, kernel.outputscale = lengthscale, 1.0
     model = StreamingGP(
-        kernel, num_inducing=m, memory_size=m, batch_shape=torch.Size(batch_shape)
+        kernel, num_inducing=m, memory_size=size, batch_shape=torch.Size(batch_shape)
     ).double()
     model.likelihood.noise = 0.1
+    model.to(device)
     z, x = draw(*batch_shape, m, 2), draw(*batch_shape, n, 2)
     y = torch.sin(6 * x.sum(-1))
     model.update(x, y, num_steps=0, inducing_points=z)
+    while size > m and (model.memory.num_raw or model.memory.num_points < size):
+        more = draw(*batch_shape, 2 * size, 2)
+        model.update(more, torch.sin(6 * more.sum(-1)), num_steps=0, inducing_points=z)
     return model, x, y, z
 
 
-def _update(model: StreamingGP, x: Tensor, y: Tensor) -> Update:
+def next_update(model: StreamingGP, x: Tensor, y: Tensor) -> Update:
     """The next update of a model, before it began."""
     data = model.check_data(x, y, None)
     return Update(model.known(data), data, UpdateOptions(), model.limits(data))
 
 
-def _gradient_step(update: Update, z: Tensor) -> tuple[Objective, Callable[[], None]]:
+def gradient_step(update: Update, z: Tensor) -> tuple[Objective, Callable[[], None]]:
     """The objective of an update at ``z``, and one step of its inner loop."""
     objective = update.objective()
     objective.start_at(z, learn=True)
@@ -91,11 +113,11 @@ def _gradient_step(update: Update, z: Tensor) -> tuple[Objective, Callable[[], N
 
 def core_row(m: int, n: int, batch: int, repeats: int) -> Row:
     """Closed-form update and gradient step against one GEMM and one Cholesky."""
-    model, x, y, z = _stream_state(m, n, (batch,) if batch > 1 else ())
+    model, x, y, z = stream_state(m, n, (batch,) if batch > 1 else ())
     A = torch.randn(*x.shape[:-2], m, n, dtype=torch.float64)
     eye = torch.eye(m, dtype=torch.float64)
 
-    _, step = _gradient_step(_update(model, x, y), z)
+    _, step = gradient_step(next_update(model, x, y), z)
     times = median_times(
         {
             "floor": lambda: torch.linalg.cholesky(A @ A.mT / n + eye),
@@ -115,10 +137,14 @@ def core_row(m: int, n: int, batch: int, repeats: int) -> Row:
     }
 
 
-def batching_row(repeats: int) -> Row:
+def batching_row(
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+    device: torch.device | str = "cpu",
+) -> Row:
     """One update of 32 streams against 32 updates, at M = 50, N = 100."""
-    model, x, y, z = _stream_state(50, 100, (32,))
-    single, x1, y1, z1 = _stream_state(50, 100, ())
+    model, x, y, z = stream_state(50, 100, (32,), device=device)
+    single, x1, y1, z1 = stream_state(50, 100, (), device=device)
 
     def loop() -> None:
         for _ in range(32):
@@ -130,6 +156,7 @@ def batching_row(repeats: int) -> Row:
             "loop": loop,
         },
         repeats,
+        clock,
     )
     return {"speedup_of_batching_32": times["loop"] / times["batched"]}
 
@@ -149,9 +176,9 @@ def core(repeats: int = 15) -> list[Row]:
 
 def choice_row(m: int, n: int, repeats: int) -> Row:
     """Choosing inducing points, in units of one gradient step; five are allowed."""
-    model, x, y, z = _stream_state(m, n, ())
-    update = _update(model, x, y)
-    objective, step = _gradient_step(update, z)
+    model, x, y, z = stream_state(m, n, ())
+    update = next_update(model, x, y)
+    objective, step = gradient_step(update, z)
 
     def choose(policy: InducingPolicy) -> Callable[[], Tensor]:
         return torch.no_grad()(lambda: policy(update.points.candidates(objective)))

@@ -10,6 +10,7 @@
     python scripts/benchmark.py prequential   our river front beside river's models
     python scripts/benchmark.py merge      three sites, a hundred models
     python scripts/benchmark.py distributed    what ranks of one update send, and wait
+    python scripts/benchmark.py peers      cost beside GPyTorch and the paper's form
     python scripts/benchmark.py report     docs/benchmarks.md from what was written
 
 All but ``core``, ``choice`` and ``report`` have arguments of their own: see
@@ -46,6 +47,7 @@ OTHERS = {
     "prequential": "prequential",
     "merge": "bench_merge",
     "distributed": "bench_distributed",
+    "peers": "peers",
 }
 EXTRAS = ("botorch", "river")
 DATA = DOCS / "data"
