@@ -57,6 +57,7 @@ STRATEGY = "variational.strategy.StreamingVariationalStrategy"
 # Where the host asks for values on purpose, once per call, and what it asks.
 HOST_CHECKS = {
     "validation._check_finite": "whether data are finite",
+    "validation._missing": "whether readings are finite, missing or neither",
     "validation.check_noise": "whether known noise is positive",
     "likelihoods.prepare_targets": "whether targets are finite",
     "likelihoods._supported": "whether the likelihood explains the targets",
