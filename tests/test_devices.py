@@ -95,6 +95,7 @@ HOST_CHECKS = {
     "update.forgetting.outgrown": "whether a time axis outgrew the points",
     "update.choosing.Choice.candidates": "the number of updates so far",
     "update.state.recall": "the form of the memory",
+    "update.apart.Base.recall": "whether the model is a branch",
     "update.starts.take_better": "whether the fresh start is better",
     "update.walk._check_finite": "whether all is finite",
     "compression.first_of_each": "which points coincide",

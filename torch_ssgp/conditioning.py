@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
 from torch_ssgp.core import StreamingCore
-from torch_ssgp.memory import Data, GaussianData, Memory, buffers, remember
+from torch_ssgp.memory import Data, GaussianData, Memory, buffers, no_base, remember
 from torch_ssgp.modules import (
     inducing_gram,
     observation_noise,
@@ -123,6 +123,7 @@ def _memory_with(
         lost=core.memory.lost.expand(batch),
         doubt=core.memory.doubt.expand(*batch, -1),
         doubted=core.memory.doubted,
+        **no_base(past.rho),
     )
     return memory
 
