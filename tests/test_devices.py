@@ -527,7 +527,8 @@ def test_choosing_points_waits_after_every_block():
         def run(model, x, y):
             model.num_inducing = num_inducing
             model.inducing_policy = GreedyInformation()
-            return update_of(model, x, y).choose(objective_of(model, x, y))
+            update = update_of(model, x, y)
+            return update.points.choose(objective_of(model, x, y), anew=True)
 
         return on_device(run, started(), X, Y).waits
 
