@@ -197,7 +197,7 @@ def test_what_is_missing_is_neither_surprising_nor_a_reason_to_forget(likelihood
     data = model.check_data(x, y.where(seen, math.nan), None)
     frozen = model.known(data).frozen
     found = judge(frozen, model.summary, data, model.jitter(y.dtype))
-    assert found.silent.tolist() == [False, True, False]
+    assert not found.is_followed[1]
     for field in ("gain", "capped", "surprise", "explained"):
         assert not getattr(found, field)[1].any()
     assert not found.is_surprising[1]
@@ -218,8 +218,7 @@ def test_doubt_waits_for_the_next_reading():
         nothing,
         nothing[:, 0],
         nothing[:, 0] > 0,
-        nothing[:, 0],
-        silent=torch.tensor([False, True]),
+        explained=torch.tensor([1.0, 0.0]),
     )
     power, doubt = decide(judgement, loud, 1e-3)
     assert power[1] == 1 and power[0] < 1
