@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_ssgp.exceptions import (
     BudgetWarning,
+    FlattenedWarning,
     PrecisionWarning,
     SharedHyperparametersWarning,
     warn,
@@ -44,6 +45,7 @@ def warn_once(
         "rounding": lambda: _rounding(model, data),
         "points": lambda: _too_few_points(model, learned, options),
         "memory": lambda: _too_small_memory(learned, data),
+        "flattened": lambda: _flattened(learned),
     }
     warned = model.warned
     for cause, find in causes.items():
@@ -81,10 +83,23 @@ def _too_small_memory(learned: Learned, data: Data) -> Found:
     text = (
         f"Compressing the memory to {learned.memory['points'].size(-2)} points lost "
         f"{loss:.2g} nats per new datum, see UpdateResult.memory_loss. Raise "
-        "memory_size, or num_inducing; on a time axis that grows, let the past fade: "
-        "forget=0.99."
+        "memory_size, or num_inducing; on a time axis that grows, let the past go: "
+        "forget='auto'."
     )
     return text, BudgetWarning
+
+
+def _flattened(learned: Learned) -> Found:
+    if not bool(learned.flattened.any()):
+        return None
+    text = (
+        "Learning gave up the function, see UpdateResult.flattened: the noise "
+        "multiplied, or the lengthscales left the range of the data. If the stream has "
+        "changed, let the evidence decide what to forget: forget='auto', or a larger "
+        "change_odds where it decides already. If not, bound noise and lengthscales by "
+        "constraints or priors."
+    )
+    return text, FlattenedWarning
 
 
 def _sharing(model: StreamingCore, options: UpdateOptions) -> Found:

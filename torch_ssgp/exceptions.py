@@ -100,6 +100,10 @@ class PrecisionWarning(StreamingGPWarning):
     """Inputs whose neighbours are one point in the dtype in which they came."""
 
 
+class FlattenedWarning(StreamingGPWarning):
+    """Learning that gave up the function, and called what it said noise."""
+
+
 class ForgottenAbsorbWarning(StreamingGPWarning):
     """A second batch trained on before the first was absorbed."""
 

@@ -266,6 +266,7 @@ class StreamingGP(StreamingCore):
             restarted=learned.restarted,
             forgot=learned.forgot,
             surprise=learned.surprise,
+            flattened=learned.flattened,
             learned=learned.learned,
             seconds=time.perf_counter() - start,
             status=learned.status,

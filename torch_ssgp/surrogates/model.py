@@ -166,7 +166,7 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         core = self.model
         memory_size, warned = core.memory_size, core.warned
         core.memory_size = max(memory_size, core.num_inducing + 1, X.size(-2))
-        core.warned = frozenset({"points", "memory"})
+        core.warned = frozenset({"points", "memory", "flattened"})
         self._absorb(X, Y, Yvar, UpdateOptions(num_steps=0))
         core.memory_size, core.warned = memory_size, warned
 

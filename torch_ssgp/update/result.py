@@ -73,6 +73,10 @@ class UpdateResult:
             where nothing was forgotten, 0 where the stream began anew.
         surprise: ``(*batch,)``, nats per datum by which the new data were less
             probable than the model expected; about zero while all is well.
+        flattened: ``(*batch,)``, whether learning gave up the function though nothing
+            was forgotten: the variance of the noise multiplied, by 10, or by 3
+            with data that surprised, or every lengthscale left the range of the data.
+            As a rule the stream has changed; a ``FlattenedWarning`` says so once.
         learned: Whether the inner loop ran.
         seconds: Wall-clock time of the update.
         status: ``"ok"``, or how far the update had to fall back, which a
@@ -98,6 +102,7 @@ class UpdateResult:
     restarted: Tensor
     forgot: Tensor
     surprise: Tensor
+    flattened: Tensor
     learned: bool
     seconds: float
     status: Status = Status.OK

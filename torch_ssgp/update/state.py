@@ -78,6 +78,7 @@ class Learned(NamedTuple):
         restarted: ``(*batch,)``, where a fresh start won.
         forgot: ``(*batch,)``, power that the past was raised to.
         surprise: ``(*batch,)``, nats per datum below what the model expected.
+        flattened: ``(*batch,)``, where learning gave up the function.
         learned: Whether the inner loop ran.
         ascended: What the inner loop did.
         settled: Whether what is not learned by gradients has converged.
@@ -95,6 +96,7 @@ class Learned(NamedTuple):
     restarted: Tensor
     forgot: Tensor
     surprise: Tensor
+    flattened: Tensor
     learned: bool
     ascended: Ascended
     settled: bool
@@ -129,6 +131,7 @@ class Learned(NamedTuple):
             restarted=nothing > 0,
             forgot=nothing + 1,
             surprise=nothing,
+            flattened=nothing > 0,
             learned=False,
             ascended=ascended,
             settled=settled,

@@ -29,6 +29,7 @@ from torch_ssgp.update.apart import Base
 from torch_ssgp.update.appending import append
 from torch_ssgp.update.ascent import Ascended, maximize
 from torch_ssgp.update.choosing import Choice, precision
+from torch_ssgp.update.flattening import flattened
 from torch_ssgp.update.forgetting import Judged
 from torch_ssgp.update.making import make_objective
 from torch_ssgp.update.objective import Objective, Prior
@@ -172,10 +173,16 @@ class Update:
         power = torch.as_tensor(judged.power, dtype=learned.bound.dtype)
         if judged.clock is not None:
             power = (self.num_data - self.num_new) / old.num_data
+        forgot = power.to(learned.bound.device).expand(learned.bound.shape)
+        flat = torch.zeros_like(forgot, dtype=torch.bool)
+        if self.learns and not self.is_first:
+            surprising = judged.is_surprising
+            flat = flattened(self.known, learned.prior, self.extremes, surprising)
         return learned._replace(
             memory=memory,
-            forgot=power.to(learned.bound.device).expand(learned.bound.shape),
+            forgot=forgot,
             surprise=judged.surprise,
+            flattened=flat & (forgot == 1),
             learned=self.options.num_steps > 0 and not self.is_one_class,
         )
 
