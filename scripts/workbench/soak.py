@@ -2,6 +2,7 @@
 
     python scripts/soak.py --out docs/data/soak.json   # takes minutes
     python scripts/soak.py --report                    # docs/soak.md from that file
+    python scripts/soak.py --auto                      # defaults and forget="auto"
     python scripts/soak.py --quick                     # a short one: does it run?
 
 Learning stays on. The stream changes its function, range, scale and noise at once, has
@@ -98,6 +99,7 @@ class Soak:
         num_inducing: Budget of inducing points.
         regime: Updates between two changes.
         batch_steps: Steps that a batch model learns.
+        auto: Whether updates have the library's defaults and ``forget="auto"``.
     """
 
     def __init__(
@@ -108,8 +110,9 @@ class Soak:
         num_inducing: int,
         regime: int,
         batch_steps: int,
+        auto: bool = False,
     ) -> None:
-        self.batch_steps = batch_steps
+        self.batch_steps, self.auto = batch_steps, auto
         self.seed = seed
         self.updates, self.num_inducing, self.length = updates, num_inducing, regime
         self.num_dims, self.rng = num_dims, torch.Generator().manual_seed(seed)
@@ -176,7 +179,10 @@ class Soak:
 
     def step(self, k: int, x: Tensor, y: Tensor, regime: Regime) -> None:
         """One update, predictions after it, and now and then more."""
+        # Drawn in any case: the stream is the same.
         chosen = options(regime, 20 * (k - self.begun) < self.length)
+        if self.auto:
+            chosen = {"forget": "auto"}
         start = time.process_time()  # others may use the machine as well
         result: UpdateResult = self.model.update(x, y, **chosen)
         self.seconds[k] = time.process_time() - start
@@ -238,7 +244,7 @@ class Soak:
         y = torch.cat([y for _, y in self.latest])[-200:]
         row: Row = {
             "change": regime.change.name,
-            "forget": regime.change.forget,
+            "forget": "auto" if self.auto else regime.change.forget,
             "from_update": self.begun,
             "scale": regime.scale,
             "noise_std": regime.change.noise * regime.scale,
@@ -314,6 +320,7 @@ def run(
     num_inducing: int = 25,
     regime: int | None = None,
     batch_steps: int = 20,
+    auto: bool = False,
     progress: bool = True,
     out: Path | None = None,
 ) -> Row:
@@ -328,6 +335,7 @@ def run(
             too short to meet every change.
         batch_steps: Steps that the batch models learn, which the stream is compared
             with.
+        auto: Whether updates have the library's defaults and ``forget="auto"``.
         progress: Whether to show a progress bar.
         out: File for the report, written at every sample: an interrupted run leaves
             what it saw.
@@ -337,7 +345,7 @@ def run(
     """
     if regime is None:
         regime = min(100, max(updates // len(CHANGES), 1))
-    soak = Soak(updates, seed, num_dims, num_inducing, regime, batch_steps)
+    soak = Soak(updates, seed, num_dims, num_inducing, regime, batch_steps, auto)
     report = soak.run(progress, out)
     if out is not None:
         save(out, report)
@@ -388,6 +396,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="300 updates")
     parser.add_argument(
+        "--auto", action="store_true", help='the library\'s defaults, forget="auto"'
+    )
+    parser.add_argument(
         "--report",
         action="store_true",
         help="no run: docs/soak.md from --out (docs/data/soak.json)",
@@ -398,4 +409,10 @@ def main(arguments: list[str] | None = None) -> None:
         return
     torch.set_num_threads(1)
     updates = 300 if chosen.quick else chosen.updates
-    run(updates, seed=chosen.seed, num_dims=chosen.dims, out=chosen.out or OUT)
+    run(
+        updates,
+        seed=chosen.seed,
+        num_dims=chosen.dims,
+        auto=chosen.auto,
+        out=chosen.out or OUT,
+    )

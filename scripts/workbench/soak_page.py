@@ -69,9 +69,7 @@ One `StreamingGP` (float64, {report["num_dims"]} inputs, default policy, at most
 Every {report["regime"]} updates the function changes, the inputs move to a new range,
 y grows or shrinks by a factor of 1,000, or the noise stops. Batches have 1 to 20
 points: {_counts(report["batches"])}. Outliers are off by {OUTLIER:g} standard
-deviations of the noise. In the first twentieth of a regime every update learns
-hyperparameters, then every eighth, mostly in 4 steps of Adam. Some updates take 0 or 20
-steps, use L-BFGS or a trust region, or move inducing points.
+deviations of the noise. {how_updated(report["regimes"])}
 
 {markdown(verdicts(report))}
 
@@ -100,6 +98,22 @@ How to read it:
 
 {reading(report)}
 """)
+
+
+def is_auto(regimes: list[Row]) -> bool:
+    """Whether the evidence decided what to forget."""
+    return any(row["forget"] == "auto" for row in regimes)
+
+
+def how_updated(regimes: list[Row]) -> str:
+    """The options of updates."""
+    if is_auto(regimes):
+        return 'Updates have the library\'s defaults and `forget="auto"`.'
+    return (
+        "In the first twentieth of a regime every update learns hyperparameters, then "
+        "every eighth, mostly in 4 steps of Adam. Some updates take 0 or 20 steps, use "
+        "L-BFGS or a trust region, or move inducing points."
+    )
 
 
 def verdicts(report: Row) -> list[Row]:
@@ -159,7 +173,7 @@ def accuracy(regimes: list[Row]) -> list[Row]:
     return [
         {
             "change": row["change"],
-            "forget": f"{row['forget']:g}",
+            "forget": row["forget"] if is_auto([row]) else f"{row['forget']:g}",
             "RMSE": _number(row["RMSE"]),
             "batch RMSE": _number(row["batch_RMSE"]),
             "ratio": _number(row["ratio"]),
@@ -202,6 +216,15 @@ def recovery(regimes: list[Row]) -> Recovery:
 def reading(report: Row) -> str:
     """What the table says, as a list; sentences that do not apply are left out."""
     regimes = report["regimes"]
+    if is_auto(regimes):
+        good = [r["ratio"] <= RECOVERED for r in regimes if "ratio" in r]
+        middle = _median([r["ratio"] for r in regimes if "ratio" in r])
+        at_end = (
+            f"At their end {sum(good)} of {len(good)} regimes are within {RECOVERED:g} "
+            f"times the error of the batch model; their median is {_number(middle)}."
+        )
+        parts = [f"Recovered: {recovery(regimes)} regimes.", at_end, points(report)]
+        return "\n".join(f"- {part}" for part in parts)
     parts = [
         f"Recovered: {recovery(regimes)} regimes.",
         "With `forget=1` all data ever seen count, as they should if there is one "
