@@ -48,6 +48,7 @@ OTHERS = {
     "merge": "bench_merge",
     "distributed": "bench_distributed",
     "peers": "peers",
+    "changes": "changes",
 }
 EXTRAS = ("botorch", "river")
 DATA = DOCS / "data"

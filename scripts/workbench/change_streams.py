@@ -1,0 +1,130 @@
+"""Streams that change: made up ones, a sensor, and annotated series."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from river.drift import datasets
+from torch import Tensor
+
+from workbench.streams import gp_draw
+
+NOISE = 0.1  # standard deviation, where functions have about 1
+Function = Callable[[Tensor], Tensor]
+
+
+class Changing(NamedTuple):
+    """A stream in the order in which it arrives.
+
+    Attributes:
+        x: ``(n, d)``.
+        y: ``(n,)``.
+        scale: ``(n,)``, unit in which errors count.
+        batch: Data in a batch.
+        num_changes: How often it changes at once.
+        is_labels: Whether targets are labels.
+    """
+
+    x: Tensor
+    y: Tensor
+    scale: Tensor
+    batch: int
+    num_changes: int
+    is_labels: bool = False
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """Inputs, targets and the unit of their errors."""
+        parts = (part.split(self.batch) for part in (self.x, self.y, self.scale))
+        for x, y, scale in zip(*parts, strict=True):
+            yield x, y, float(scale[0])
+
+
+# Where a stream is at a batch: t grows from 0 to 1. Functions are drawn in order.
+NUM_CHANGES = {
+    "abrupt": 5,
+    "gradual": 0,
+    "recurring": 5,
+    "scale up and down": 2,
+    "offset jumps": 1,
+    "noise x 3": 1,
+    "boundary jumps": 1,
+    "stationary": 0,
+    "stationary, 2 inputs": 0,
+}
+NAMES = [*NUM_CHANGES]
+
+
+def make(name: str, batches: int, batch: int, seed: int) -> Changing:
+    """A stream by its name."""
+    gen = torch.Generator().manual_seed(1000 * NAMES.index(name) + seed)
+    dims = 2 if "2 inputs" in name else 1
+    num, num_changes = batches * batch, NUM_CHANGES[name]
+    x = 6 * torch.rand(num, dims, generator=gen, dtype=torch.float64)
+    draws = [gp_draw(gen, dims, 1.0) for _ in range(num_changes + 2)]
+    values = torch.stack([f(x) for f in draws])  # (number of functions, n)
+    t = torch.arange(batches, dtype=x.dtype).repeat_interleave(batch) / batches
+    regime = (t * (num_changes + 1)).floor().long()
+    rows = torch.arange(num)
+    noise, scale = torch.full_like(t, NOISE), torch.ones_like(t)
+    f = values[0]
+    if name == "abrupt":
+        f = values[regime, rows]
+    elif name == "gradual":
+        f = (math.pi * t).cos() * values[0] + (math.pi * t).sin() * values[1]
+    elif name == "recurring":
+        f = values[regime % 2, rows]
+    elif name == "scale up and down":
+        scale = torch.where(regime == 1, 1e3, 1.0).to(t)
+    elif name == "offset jumps":
+        f = f + 5 * regime
+    elif name == "noise x 3":
+        noise = NOISE * (1 + 2 * regime)
+    elif name == "boundary jumps":
+        labels = ((1 - 2 * regime) * f > 0).to(t)
+        return Changing(x, labels, scale, batch, num_changes, is_labels=True)
+    e = torch.randn(num, generator=gen, dtype=torch.float64)
+    return Changing(x, scale * (f + noise * e), scale, batch, num_changes)
+
+
+def sensor(num: int) -> tuple[Tensor, Tensor]:
+    """Readings every 5 minutes: a day, weather of some hours, and noise.
+
+    Returns:
+        Time in hours ``(n, 1)``, and readings ``(n,)``.
+    """
+    gen = torch.Generator().manual_seed(0)
+    t = torch.arange(num, dtype=torch.float64) / 12
+    e = torch.randn(2, num, generator=gen, dtype=torch.float64)
+    keep = math.exp(-1 / (12 * 6))  # of the weather after 5 minutes
+    speed, weather, level = 0.0, [], 0.0
+    for shock in e[0].tolist():  # twice smoothed, so that it is no random walk
+        speed = keep * speed + math.sqrt(1 - keep**2) * shock
+        level = keep * level + (1 - keep) * speed
+        weather.append(level)
+    y = 5 * (2 * math.pi * t / 24).sin() + 4 * torch.tensor(weather).to(t)
+    return t.unsqueeze(-1), 15 + y + 0.2 * e[1]
+
+
+class Annotated(NamedTuple):
+    """A series, standardized, with the changes that each annotator saw."""
+
+    y: Tensor
+    changes: list[list[int]]
+
+
+# Annotations are those of the Turing benchmark, whose series are shorter than the ones
+# in the package: of one it has every third day, of another the beginning.
+CUTS = {"Apple": slice(None, None, 3), "Bitcoin": slice(774)}
+
+
+def annotated(name: str, num: int | None = None) -> Annotated:
+    """A series of river; of several columns the one named below, or the first."""
+    data = getattr(datasets, name)()
+    column = {"Apple": "Close", "RunLog": "Pace", "Occupancy": "V1"}.get(name)
+    values = [y[column] if column else y for _, y in data]
+    y = torch.tensor(values, dtype=torch.float64)[CUTS.get(name, slice(None))][:num]
+    changes = [[k for k in each if k < len(y)] for each in data.annotations.values()]
+    return Annotated((y - y.mean()) / y.std(), changes)

@@ -1,0 +1,205 @@
+"""The page of streams that change."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from workbench.pages import bullets, listed, markdown, paragraphs, wrapped
+from workbench.results import Contents, Row
+
+AUTO = "auto"
+FIXED = {f"λ = {power:g}": power for power in (1.0, 0.99, 0.95, 0.9, 0.8)}
+NOTHING = "λ = 1"
+WINDOW = "windowed exact"
+CLOSE = 1.1  # of the best fixed power
+STILL = 1.01  # of nothing forgotten, where nothing changes
+SENSOR = 1.1
+
+
+def of_table(rows: list[Row], table: str) -> dict[str, dict[str, list[Row]]]:
+    """Rows of a table by stream and model, one for each seed."""
+    found: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        if row["table"] == table:
+            models = found.setdefault(row["stream"], {})
+            models.setdefault(row["model"], []).append(row)
+    return {name: models for name, models in found.items() if AUTO in models}
+
+
+def errors(models: dict[str, list[Row]]) -> dict[str, float]:
+    """The error of every model, averaged over seeds."""
+    return {
+        name: statistics.fmean(row["error"] for row in rows)
+        for name, rows in models.items()
+    }
+
+
+def streams(rows: list[Row]) -> list[Row]:
+    """Errors of all models, stream by stream."""
+    shown = []
+    for name, models in of_table(rows, "streams").items():
+        error = errors(models)
+        fixed = {model: error[model] for model in FIXED if model in error}
+        line: Row = {"stream": name, AUTO: error[AUTO]}
+        line |= {model: error.get(model, "–") for model in (*FIXED, WINDOW)}
+        line["auto / best λ"] = error[AUTO] / min(fixed.values()) if fixed else "–"
+        line["changes"] = models[AUTO][0]["changes"]
+        line["alarms"] = ", ".join(str(row["alarms"]) for row in models[AUTO])
+        shown.append(line)
+    return shown
+
+
+def is_still(name: str) -> bool:
+    """Whether nothing changes in a stream."""
+    return name.startswith("stationary")
+
+
+def verdict(rows: list[Row]) -> str:
+    """Which bars are reached."""
+    ratios, over_one, means = {}, {}, {}
+    for name, models in of_table(rows, "streams").items():
+        error = errors(models)
+        fixed = {model: error[model] for model in FIXED if model in error}
+        if not fixed:
+            continue
+        if is_still(name):
+            over_one[name] = error[AUTO] / error.get(NOTHING, math.nan)
+            continue
+        ratios[name] = error[AUTO] / min(fixed.values())
+        for model in (AUTO, *fixed):
+            relative = error[model] / min(fixed.values())
+            means.setdefault(model, []).append(math.log(relative))
+    parts = []
+    if ratios:
+        behind = [f"{n} ({r:.2f})" for n, r in ratios.items() if r > CLOSE]
+        ahead = [n for n, r in ratios.items() if r < 1]
+        parts.append(
+            f"Within 10 % of the best fixed λ in hindsight on "
+            f"{len(ratios) - len(behind)} of {len(ratios)} streams that change, ahead "
+            f"of it on {len(ahead)}"
+            + (f"; not on {listed(behind)}." if behind else ".")
+        )
+        total = {name: math.exp(statistics.fmean(v)) for name, v in means.items()}
+        parts.append(
+            "Error relative to the best fixed λ of each stream, geometric mean over "
+            "those that change: "
+            + ", ".join(f"{name} {value:.2f}" for name, value in total.items())
+            + "."
+        )
+    if over_one:
+        parts.append(
+            "Where nothing changes, the error in units of that of λ = 1 is "
+            + listed([f"{value:.3f} ({name})" for name, value in over_one.items()])
+            + f"; at most {STILL} was asked for."
+        )
+    return bullets(*parts)
+
+
+def sensor(rows: list[Row]) -> str:
+    """The series that grows."""
+    shown = [
+        {
+            "readings": row["data"],
+            "arrive as": row["model"],
+            "tenths": " ".join(f"{value:.3f}" for value in row["tenths"]),
+            "last / second": row["last_to_second"],
+            "exact": row["exact"],
+            "last / exact": row["last_to_exact"],
+            "ms": row["ms"],
+        }
+        for row in rows
+        if row["table"] == "sensor"
+    ]
+    if not shown:
+        return ""
+    fewer = min(row["readings"] for row in shown) < 10_000
+    return paragraphs(
+        "## A sensor",
+        "A series of readings every 5 minutes, with a day, weather of some hours and "
+        "noise of 0.2. The error is that of the next reading, or of the next 12, by "
+        "tenths of the series. The exact GP has the last 300 readings and predicts the "
+        f"last tenth likewise. At most {SENSOR} was asked for in both ratios, of "
+        "10,000 readings" + ("; these are fewer." if fewer else "."),
+        markdown(shown),
+    )
+
+
+def points(rows: list[Row]) -> str:
+    """Change points of annotated series."""
+    table: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if row["table"] == "points":
+            table.setdefault(row["stream"], {})[row["model"]] = row
+    if not table:
+        return ""
+    models = list(dict.fromkeys(name for each in table.values() for name in each))
+    shown: list[Row] = [
+        {"series": name, "length": next(iter(each.values()))["data"]}
+        | {
+            model: f"{each[model]['F1']:.2f} ({each[model]['found']})"
+            if model in each
+            else "–"
+            for model in models
+        }
+        for name, each in table.items()
+    ]
+    means = {
+        model: statistics.fmean(
+            each[model]["F1"] for each in table.values() if model in each
+        )
+        for model in models
+    }
+    shown.append(
+        {"series": "mean", "length": ""}
+        | {model: f"{value:.2f}" for model, value in means.items()}
+    )
+    best = max(means, key=lambda model: means[model])
+    return paragraphs(
+        "## Annotated change points",
+        "The series of `river.drift.datasets`, standardized, against what their "
+        "annotators marked: F1, and in brackets the number of alarms. `auto` is a "
+        "model of the series over time (Matérn 5/2) that learns 5 readings at a "
+        "time; an alarm is an update that begins anew, `forgot` = 0. The detectors of "
+        "river have their defaults and read values one by one. An alarm within 5 % of "
+        "the length of a mark has found it, and may find one mark only; the beginning "
+        "counts as found. Precision is over the marks of all annotators, recall is "
+        "averaged over annotators, as in the Turing Change Point Dataset. Its series "
+        "are not always those in the package: of Apple every third day is taken, of "
+        "Bitcoin the first 774 days. BrentSpotPrice is left out, because its marks "
+        "belong to a sampled series that is not in the package. Of several columns the "
+        "price at closing (Apple), the pace (RunLog) and V1 (Occupancy) are taken.",
+        markdown(shown),
+        f"The best mean is that of {best}.",
+    )
+
+
+def page(file: Contents) -> str:
+    """The page, from the file beside it."""
+    rows, made = file.rows, file.header
+    seeds = {row["seed"] for row in rows if row["table"] == "streams"}
+    table = streams(rows)
+    return wrapped(
+        paragraphs(
+            "# Streams that change",
+            "Written by `scripts/benchmark.py changes` (torch_ssgp "
+            f"{made['torch_ssgp']}, river {made['river']}) from `data/changes.json`.",
+            "## Forgetting by the evidence, at a fixed rate, or all but a window"
+            if table
+            else "",
+            f"Streams of {made['batches']} batches of {made['batch']} data, at most "
+            f"{made['inducing']} inducing points, {made['steps']} steps, "
+            f"{len(seeds)} seed{'s' * (len(seeds) > 1)}. Every batch is predicted, "
+            "then learned; errors are RMSE, or shares of wrong labels, averaged over "
+            "all batches but the first. Noise of 0.1 is part of them. The window is an "
+            f"exact GP learned anew on the last {made['window']} data before every "
+            "batch; it has no version for labels. `alarms` counts updates that begin "
+            "anew, one number for each seed."
+            if table
+            else "",
+            verdict(rows),
+            markdown(table),
+            sensor(rows),
+            points(rows),
+        )
+    )
