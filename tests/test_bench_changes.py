@@ -25,7 +25,7 @@ def test_the_command_writes_rows_and_a_page(
     benchmark.main(quick)
     rows = read(tmp_path / "data" / "changes.json").rows
     tables = [row["table"] for row in rows]
-    assert [tables.count(name) for name in ("streams", "points", "sensor")] == [7, 4, 2]
+    assert [tables.count(name) for name in ("streams", "points", "sensor")] == [9, 4, 2]
     text = (tmp_path / "changes.md").read_text(encoding="utf-8")
     for words in ("| abrupt |", "| RunLog |", "batches of 12", "these are fewer"):
         assert words in text

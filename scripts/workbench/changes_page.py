@@ -9,7 +9,7 @@ from workbench.pages import bullets, listed, markdown, paragraphs, wrapped
 from workbench.results import Contents, Row
 
 AUTO = "auto"
-FIXED = {f"λ = {power:g}": power for power in (1.0, 0.99, 0.95, 0.9, 0.8)}
+FIXED = {f"λ = {power:g}": power for power in (1.0, 0.99, 0.95, 0.9, 0.8, 0.5, 0.2)}
 NOTHING = "λ = 1"
 WINDOW = "windowed exact"
 CLOSE = 1.1  # of the best fixed power
