@@ -80,12 +80,24 @@ def verdict(rows: list[Row]) -> str:
             f"of it on {len(ahead)}"
             + (f"; not on {listed(behind)}." if behind else ".")
         )
-        total = {name: math.exp(statistics.fmean(v)) for name, v in means.items()}
+        total = {
+            name: math.exp(statistics.fmean(values))
+            for name, values in means.items()
+            if len(values) == len(ratios)
+        }
         parts.append(
             "Error relative to the best fixed λ of each stream, geometric mean over "
             "those that change: "
             + ", ".join(f"{name} {value:.2f}" for name, value in total.items())
             + "."
+        )
+    if ratios.get("gradual", 0) > CLOSE:
+        alarms = [row["alarms"] for row in of_table(rows, "streams")["gradual"][AUTO]]
+        parts.append(
+            "The gradual stream turns into its negative within the run. Powers below "
+            "0.5 stand for a beginning and are not used to fade the past, so a drift "
+            f"this fast is followed by beginning anew ({listed(alarms)} times), and "
+            "errors grow in between."
         )
     if over_one:
         parts.append(
