@@ -102,10 +102,10 @@ def verdict(rows: list[Row]) -> str:
     if ratios.get("gradual", 0) > CLOSE:
         alarms = [row["alarms"] for row in of_table(rows, "streams")["gradual"][AUTO]]
         parts.append(
-            "The gradual stream turns into its negative within the run. Powers below "
-            "0.5 stand for a beginning and are not used to fade the past, so a drift "
-            f"this fast is followed by beginning anew ({listed(alarms)} times), and "
-            "errors grow in between."
+            "The gradual stream turns into its negative within the run, and auto "
+            f"begins anew {listed(alarms)} times. How we read it, without a test: "
+            "powers below 0.5 stand for a beginning and never fade the past, so a "
+            "drift this fast cannot be followed by fading."
         )
     if over_one:
         parts.append(
