@@ -220,18 +220,7 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
     :class:`StreamingGPRegressor`. Before the first datum there is no class to predict:
     probabilities are empty and the label is ``None``.
 
-    Args:
-        kernel: A GPyTorch kernel; by default Matérn 5/2 with one lengthscale per
-            feature.
-        num_inducing: Largest number of inducing points.
-        memory_size: Number of points of the memory; twice ``num_inducing`` by default.
-        options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`; by default
-            ``UpdateOptions(forget="auto")``, which notices when the stream changes.
-        batch_size: Number of data that ``learn_one`` collects for an update; at first
-            fewer, 1, 1, 2, 4, ... Predictions do not know those that wait.
-        absent: Value of a feature that is not there; by default its mean so far.
-        from_memory: Whether to predict from all points of the memory, which is more
-            accurate and costs more.
+    The arguments are those of :class:`StreamingGPRegressor`.
 
     Example:
         >>> from torch_ssgp.river import StreamingGPClassifier

@@ -148,7 +148,8 @@ def page(file: Contents) -> str:
             "`data/prequential.json`. Every model predicts a datum and learns it "
             f"afterwards, on the first {made['length']} data of each stream; the first "
             "prediction is not scored. `StreamingGP` is `torch_ssgp.river` with its "
-            "defaults, the others are river's with theirs, behind a StandardScaler. "
+            "defaults, the others are river's with theirs, behind a StandardScaler "
+            "where they look at features. "
             "Dates are given as days and as month, hour or weekday, to all models "
             "alike.",
             "![Errors relative to the best](figures/prequential.png)",
