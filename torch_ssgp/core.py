@@ -188,8 +188,9 @@ class StreamingCore(AtomicModule, GP):
             if made:
                 raise ArgumentError(
                     f"covar_module draws {', '.join(sorted(made))} at its first call, "
-                    "so that every copy of it would have others. Pass what makes it "
-                    f"draw them at once, for RFFKernel num_dims={x.size(-1)}."
+                    "so every copy of it would draw others. Pass the argument that "
+                    "makes it draw them when it is built; for RFFKernel that is "
+                    f"num_dims={x.size(-1)}."
                 )
         return x
 

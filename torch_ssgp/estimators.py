@@ -179,7 +179,7 @@ def learn(
         weight: ``(n,)``, above zero.
 
     Returns:
-        What happened.
+        What the update did.
     """
     with model.locks.turn(model.device):
         data = model.check_data(x, y, noise)

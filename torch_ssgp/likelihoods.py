@@ -65,7 +65,7 @@ def check_likelihood(
     """Raise unless a stream can be learned with this likelihood.
 
     Args:
-        likelihood: What came.
+        likelihood: The argument, of any type.
         batch_shape: Batch shape of the model.
         alpha: Power of Power-EP.
     """

@@ -211,7 +211,7 @@ class StreamingGP(StreamingCore):
                 look at the model, condition and copy it, but not change it.
 
         Returns:
-            What happened.
+            What the update did.
         """
         options = UpdateOptions(
             num_steps=num_steps,
@@ -419,7 +419,7 @@ class StreamingGP(StreamingCore):
         is killed meanwhile leaves the old one.
 
         Args:
-            path: Where to.
+            path: The file to write.
         """
         persistence.save(deepcopy(self), path)  # which nobody changes meanwhile
 

@@ -37,7 +37,7 @@ def check_inputs(
     """Inputs ``(*batch, n, d)``; a vector becomes one column.
 
     Args:
-        x: What came.
+        x: The argument, of any type.
         name: What to call it in messages.
         num_dims: Input dimension known so far.
         dtype: Dtype of the model.
@@ -83,7 +83,7 @@ def check_targets(
     """Targets ``(*batch, n)`` for inputs ``(*batch, n, d)``.
 
     Args:
-        y: What came.
+        y: The argument, of any type.
         x: Inputs, checked before.
         name: What to call the targets in messages.
         x_name: What to call the inputs.
@@ -139,7 +139,7 @@ def check_noise(noise: Tensor, y: Tensor, missing: Tensor | None = None) -> Tens
     """Noise variances, one per target.
 
     Args:
-        noise: What came.
+        noise: The argument, of any type.
         y: ``(*batch, n)`` targets.
         missing: ``(*batch, n)``, which of them are not there.
 
@@ -187,7 +187,7 @@ def check_choice(z: Any, policy: object, x: Tensor) -> None:
     """Inducing points ``(*batch, m, d)`` that a policy returned.
 
     Args:
-        z: What came.
+        z: What the policy returned.
         policy: Where it came from.
         x: ``(*batch, n, d)`` new inputs, among the candidates.
     """

@@ -65,7 +65,7 @@ def stream_state(
         n: Data of an update.
         batch_shape: Shape of independent streams.
         memory_size: Points of the memory, all in use; ``m`` by default.
-        device: Where to.
+        device: The device to run on.
         lengthscale: That of the kernel; inputs are in the unit square.
     """
     size = m if memory_size is None else memory_size

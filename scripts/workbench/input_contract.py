@@ -344,9 +344,9 @@ INTRODUCTION = """\
 
 Everything that comes in is checked once, at the front door, before anything changes.
 Errors say what came, what was expected and what to do. All are named in
-`torch_ssgp.exceptions`: those about data and arguments are `ValueError`s too, as
-`InputError`, an unsupported likelihood is a `TypeError`. `SingleTaskStreamingGP` raises
-BoTorch's errors where BoTorch's own models would.
+`torch_ssgp.exceptions`. Those about data and arguments are `InputError`s, and so
+`ValueError`s; an unsupported likelihood is a `TypeError`. `SingleTaskStreamingGP`
+raises BoTorch's errors where BoTorch's own models would.
 
 One thing is no error: in a batch of streams, NaN in `y_new` is a reading that a stream
 does not have, and it counts for nothing. With given hyperparameters and inducing points
