@@ -76,6 +76,7 @@ def test_learning_does_not_depend_on_the_unit_of_the_targets(scale):
     assert gp.likelihood.noise.sqrt().item() / scale == pytest.approx(0.1, rel=0.3)
 
 
+@pytest.mark.filterwarnings("ignore::torch_ssgp.exceptions.FlattenedWarning")
 def test_noise_at_its_floor_grows_back_when_the_stream_changes():
     x, y = data(noise=0.0)
     gp = model()
@@ -223,6 +224,7 @@ def batched(num_streams: int) -> StreamingGP:
     ).double()
 
 
+@pytest.mark.filterwarnings("ignore::torch_ssgp.exceptions.FlattenedWarning")
 def test_a_stream_that_jumps_leaves_the_others_alone():
     # Streams with hyperparameters of their own also have jumps of their own.
     x, y = data()

@@ -75,7 +75,7 @@ def candidates_of(model: StreamingGP, x: Tensor) -> tuple[Candidates, object]:
     update = Update(model.known(data), data, options, model.limits(data))
     objective = update.objective()
     with torch.no_grad():
-        return update.candidates(objective), objective
+        return update.points.candidates(objective), objective
 
 
 @pytest.mark.parametrize("policy", GREEDY, ids=name)
