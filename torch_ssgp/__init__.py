@@ -13,7 +13,10 @@ points. Data walk through the rooms once:
 ``conditioning.py``          data in closed form: fantasies
 ``validation.py``            the input contract: what is refused, and how it is said
 ``memory.py``                ``Memory``: raw data and rows, of a bounded size
+``compression.py``           the points it keeps, and the stretch it drops
+``buffers.py``               state in buffers that are replaced all at once
 ``inducing.py``              policies that choose inducing points
+``points.py``                sets of points: thin, merge, drop
 ``update/``                  one update, as a function; its ``__init__.py`` is its tour
 ``modules.py``               where GPyTorch kernels and noises become tensors; jitter
 ``kernels.py``               GPyTorch's common kernels as plain tensors
@@ -28,6 +31,7 @@ points. Data walk through the rooms once:
 ``parts.py``                 what each of them saw
 ``branching.py``             ``branch``: copies that can be merged again
 ``distributed.py``           one stream over many processes
+``indexing.py``              ``model[i]``: one stream of a batch
 ``multioutput.py``           several outputs as a batch of streams
 ``streaming.py``             ``stream``: predict, then learn, batch by batch
 ``variational/``             the same idea as a GPyTorch variational strategy
@@ -36,6 +40,10 @@ points. Data walk through the rooms once:
 ``sklearn.py``               scikit-learn estimators (needs the extra ``sklearn``)
 ``river.py``                 river estimators (needs the extra ``river``)
 ``estimators.py``            what these two share: numpy in, numpy out
+``river_base.py``            what the estimators for river share
+``features.py``              features that come and go, as columns
+``calibration.py``           intervals that follow the errors of earlier ones
+``export.py``                a model as plain tensors, for deployment
 ``plotting.py``              pictures of a stream (needs the extra ``plot``)
 ``persistence.py``           models in files, and loads that fail without a trace
 ``settings.py``              jitter and the dtype of the algebra
