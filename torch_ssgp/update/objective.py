@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from gpytorch.kernels import Kernel
@@ -22,6 +22,9 @@ from torch_ssgp.modules import observation_noise, prior_blocks, same_variables
 from torch_ssgp.update.initialization import average, initialize_from_data
 
 JITTERS = (1e-6, 1e-4, 1e-2)  # tried one after the other where a smaller one fails
+
+
+Result = TypeVar("Result")
 
 
 class Prior(NamedTuple):
@@ -367,3 +370,13 @@ def known_values(z: Tensor, past: PseudoObservations) -> tuple[Tensor, Tensor]:
 
 
 KNOWN = 0.25  # share of the largest weight that a point must have to count as known
+
+
+def with_enough_jitter(objective: Objective, attempt: Callable[[], Result]) -> Result:
+    """Try with larger and larger jitter, until nothing breaks down."""
+    while True:
+        try:
+            return attempt()
+        except Breakdown:
+            if not objective.raise_jitter():
+                raise

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,7 +30,7 @@ from torch_ssgp.update.choosing import Choice, precision
 from torch_ssgp.update.flattening import flattened
 from torch_ssgp.update.forgetting import Judged
 from torch_ssgp.update.making import make_objective
-from torch_ssgp.update.objective import Objective, Prior
+from torch_ssgp.update.objective import Objective, Prior, with_enough_jitter
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.result import Status
 from torch_ssgp.update.starts import take_better
@@ -40,8 +38,6 @@ from torch_ssgp.update.state import Known, Learned, Limits, recall
 
 GROWTH = 0.2  # growth of the data since the last learning that makes it pay again
 LOSS = 0.01  # nats per datum that inducing points may lose in addition, until then
-
-Result = TypeVar("Result")
 
 
 class Update:
@@ -365,7 +361,7 @@ class Update:
             return objective, Ascended(nothing, 0, True)
         objective.start_at(z, learn=moves)
         if options.num_steps:
-            _with_enough_jitter(objective, objective.check_finite)
+            with_enough_jitter(objective, objective.check_finite)
         return objective, maximize(
             objective, options, learn_hyperparameters=self.learns
         )
@@ -375,7 +371,7 @@ class Update:
     def finish(self, objective: Objective, ascended: Ascended) -> Learned:
         """Summary and memory at the hyperparameters learned."""
         with torch.no_grad():
-            learned = _with_enough_jitter(
+            learned = with_enough_jitter(
                 objective, lambda: self.store(objective, ascended)
             )
         if objective.jitter > self.limits.jitter:
@@ -492,16 +488,6 @@ class Update:
             kept, base = base.compress(objective, points, prior, data)
         _check_finite(*kept.past)
         return kept, base, rows.loss / (2 * s)
-
-
-def _with_enough_jitter(objective: Objective, attempt: Callable[[], Result]) -> Result:
-    """Try with larger and larger jitter, until nothing breaks down."""
-    while True:
-        try:
-            return attempt()
-        except Breakdown:
-            if not objective.raise_jitter():
-                raise
 
 
 def _check_finite(*values: Tensor) -> None:
