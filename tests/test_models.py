@@ -786,6 +786,7 @@ def test_a_summary_that_is_not_whole_is_not_loaded(damage):
     assert fresh.likelihood.noise == model.likelihood.noise
 
 
+@pytest.mark.filterwarnings("ignore::torch_ssgp.exceptions.FlattenedWarning")
 def test_a_state_stays_when_the_model_goes_on():
     model, x, y = _trained()
     state, before = model.state_dict(), model(x).mean
