@@ -33,6 +33,7 @@ from torch_ssgp.prediction import Predictor
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.surrogates import SingleTaskStreamingGP
 from torch_ssgp.update.ascent import CHECK_EVERY
+from torch_ssgp.update.choosing import Choice
 from torch_ssgp.update.objective import GaussianObjective
 from torch_ssgp.update.sites import SiteObjective
 from torch_ssgp.update.walk import Update
@@ -284,7 +285,7 @@ def test_a_fault_in_any_evaluation_leaves_all_as_it_was(kind, monkeypatch):
     "stage",
     [
         (Update, "objective"),
-        (Update, "choose"),
+        (Choice, "choose"),
         (Update, "fresh_objective"),
         (Update, "compress"),
         (Update, "store"),
