@@ -82,9 +82,9 @@ def test_the_evidence_of_every_power_is_that_of_an_exact_gp():
         ]
     )
     gain = expected - expected[-1]
-    torch.testing.assert_close(judged.gain, gain.sum(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(judged.gain[:-1], gain.sum(-1), rtol=1e-5, atol=1e-5)
     capped = gain.clamp_max(OUTLIER).sum(-1)
-    torch.testing.assert_close(judged.capped, capped, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(judged.capped[:-1], capped, rtol=1e-5, atol=1e-5)
 
 
 def test_an_alarm_takes_the_log_odds_and_more_than_one_witness():

@@ -28,7 +28,7 @@ from torch_ssgp.functional import (
     solve_lower,
 )
 from torch_ssgp.modules import form_of, inducing_gram, variances
-from torch_ssgp.points import evenly, unexplained, without_most_redundant
+from torch_ssgp.points import evenly, unexplained, without_least_telling
 from torch_ssgp.validation import (
     check_module,
     check_positive_int,
@@ -417,7 +417,7 @@ class AdaptiveBudget(InducingPolicy):
     def extend(self, candidates: Candidates) -> Tensor:
         """The points of before, and what new data need beside them.
 
-        At a full budget those go that the others say most about. Where many are
+        At a full budget those go whose loss costs least, old or new. Where many are
         needed, all are chosen anew.
         """
         z, x = candidates.z_a, candidates.x_new
@@ -437,9 +437,12 @@ class AdaptiveBudget(InducingPolicy):
         if count > min(FEW, most // 2):
             return self(candidates)
         z = torch.cat(broadcast_matrices(z, x[..., needed, :]), -2)
-        while z.size(-2) > most:
-            z = without_most_redundant(form, z, candidates.jitter, count)
-        return z
+        if z.size(-2) <= most:
+            return z
+        points, jitter = candidates.points, candidates.jitter
+        root = candidates.weight.sqrt()
+        observed = points, candidates.past.U, root
+        return without_least_telling(form, z, jitter, *observed, count=most)
 
     def revise(self, candidates: Candidates, z: Tensor, loss: Tensor) -> Tensor:
         """Choose again if more is lost than allowed and there is room."""

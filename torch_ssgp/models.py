@@ -167,7 +167,7 @@ class StreamingGP(StreamingCore):
         learn_inducing_points: bool | None = None,
         inducing_points: Tensor | None = None,
         trust_region: float | None = None,
-        forget: float | str = 1.0,
+        forget: float | str | None = None,
         change_odds: float = 1e-3,
         progress: bool = False,
         callback: Callback | None = None,
@@ -185,7 +185,9 @@ class StreamingGP(StreamingCore):
                 stream does not have: it counts for nothing.
             noise: Known noise variances ``(*batch_shape, n)``. From then on the past
                 keeps the noise it has (site form).
-            num_steps: Budget of the inner loop; 0 for the closed form alone.
+            num_steps: Budget of the inner loop; 0 for the closed form alone. With
+                ``learn_hyperparameters="auto"`` an update that learns may also take
+                the steps that those before it left, up to three times as many.
             lr: Learning rate, in units of log-hyperparameters and of the spacing of
                 inducing points; by default 0.05 for Adam, 1 for L-BFGS.
             optimizer: ``"adam"`` or ``"lbfgs"``.
@@ -203,7 +205,9 @@ class StreamingGP(StreamingCore):
             forget: Power of the past's likelihood, in (0, 1]; 1 forgets nothing.
                 ``"auto"`` lets the evidence of the new data decide: 1 while they are
                 what the model expects, less where the function drifts, 0 where it
-                has changed and hyperparameters start anew.
+                has changed and hyperparameters start anew. By default ``"auto"``
+                where hyperparameters are learned, and 1 where they are given or in
+                a branch: then updates equal batch inference.
             change_odds: Prior odds that the stream changes at an update, for
                 ``"auto"``.
             progress: Show a progress bar.

@@ -309,3 +309,22 @@ def observation_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:
     if noise is None:
         return likelihood.noise
     return torch.where(noise == 0, likelihood.noise, noise)
+
+
+def least_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:
+    """The smallest noise variance that learning can give to data.
+
+    Args:
+        likelihood: A Gaussian likelihood.
+        noise: Known variances of the data, zero where there is none.
+
+    Returns:
+        ``(*batch, n)`` or broadcastable to it.
+    """
+    if noise is not None and isinstance(likelihood, FixedNoiseGaussianLikelihood):
+        return noise
+    constraint = getattr(likelihood.noise_covar, "raw_noise_constraint", None)
+    least = torch.zeros_like(likelihood.noise)
+    if constraint is not None:
+        least = least + constraint.lower_bound.to(least).clamp_min(0)
+    return least if noise is None else torch.where(noise == 0, least, noise)

@@ -58,19 +58,50 @@ def unexplained(
     return E, added[..., num_given:]
 
 
-def without_most_redundant(
-    form: Form, z: Tensor, jitter: float, num_new: int
+def without_least_telling(
+    form: Form,
+    z: Tensor,
+    jitter: float,
+    points: Tensor,
+    U: Tensor,
+    root: Tensor,
+    count: int,
 ) -> Tensor:
-    """All but the point that the others say most about; the last ``num_new`` stay."""
-    K = inducing_gram(form, z, jitter).K_zz
-    precision = torch.cholesky_inverse(cholesky(K)).diagonal(dim1=-2, dim2=-1)
-    # Of the prior variance, what is left given the others.
-    left = 1 / (precision * K.diagonal(dim1=-2, dim2=-1))
-    left = left[..., : z.size(-2) - num_new]
-    drop = left.argmin(-1, keepdim=True)
-    index = torch.arange(z.size(-2) - 1, device=z.device).expand(*drop.shape[:-1], -1)
-    index = index + (index >= drop)
-    return z.gather(-2, index.unsqueeze(-1).expand(*index.shape, z.size(-1)))
+    r"""The ``count`` points that are left when the least telling go, one by one.
+
+    Without point :math:`j` rows :math:`W` on the function at points :math:`X` lose
+
+    .. math:: \|T_{j:}\|^2 / P_{jj}, \quad P = K_{zz}^{-1}, \quad T = P K_{zX} W^\top.
+
+    Args:
+        form: Prior covariance.
+        z: ``(*batch, m, d)``.
+        jitter: Relative jitter.
+        points: ``(*batch, m_s + n, d)``: those of the past, then inputs of data.
+        U: ``(*batch, p, m_s)``, rows of the past.
+        root: ``(*batch, n)``, weights of the data in their rows.
+        count: The number of points to keep.
+    """
+    K_zz, K, _ = inducing_gram(form, z, jitter, points)
+    K_zs, K_zf = K[..., : U.size(-1)], K[..., U.size(-1) :]
+    P = torch.cholesky_inverse(cholesky(K_zz))
+    T = P @ torch.cat([K_zs @ U.mT, K_zf * root.unsqueeze(-2)], -1)
+    while z.size(-2) > count:
+        p = P.diagonal(dim1=-2, dim2=-1)
+        j = (T.square().sum(-1) / p).argmin(-1, keepdim=True)
+        kept = torch.arange(z.size(-2) - 1, device=z.device).expand(*j.shape[:-1], -1)
+        kept = (kept + (kept >= j)).unsqueeze(-1)
+        P_j = P.gather(-2, j.unsqueeze(-1).expand(*j.shape, P.size(-1)))
+        T_j = T.gather(-2, j.unsqueeze(-1).expand(*j.shape, T.size(-1)))
+        ratio = P_j.mT / p.gather(-1, j).unsqueeze(-1)
+        z, P, T = (
+            t.expand(*kept.shape[:-2], *t.shape[-2:]).gather(
+                -2, kept.expand(*kept.shape[:-1], t.size(-1))
+            )
+            for t in (z, P - ratio * P_j, T - ratio * T_j)
+        )
+        P = P.gather(-1, kept.mT.expand(*kept.shape[:-2], P.size(-2), -1))
+    return z
 
 
 def evenly(x: Tensor, count: int) -> Tensor:

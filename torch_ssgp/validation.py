@@ -329,9 +329,9 @@ def check_flag(value: bool, name: str) -> None:
         raise ArgumentError(f"{name} is {value!r}; expected True or False.")
 
 
-def check_forget(forget: float | str) -> None:
+def check_forget(forget: float | str | None) -> None:
     """The power of the past's likelihood."""
-    if isinstance(forget, str) and forget == "auto":
+    if forget is None or (isinstance(forget, str) and forget == "auto"):
         return
     if isinstance(forget, str) or not (is_number(forget) and 0 < forget <= 1):
         raise ArgumentError(

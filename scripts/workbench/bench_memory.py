@@ -30,14 +30,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from torch_ssgp import StreamingGP
+from torch_ssgp import StreamingGP, UpdateResult
 from workbench import bench_cases
 from workbench.baselines import new_kernel
 from workbench.batch_bound import MAX_STEPS, PLATEAU, batch_reference
 from workbench.bench_cases import BATCH, CASES
 from workbench.bench_memory_tables import (
     DEFAULT,
+    KEPT,
     SIZES,
     STRICT,
     VARIANTS,
@@ -71,7 +73,7 @@ def new_model(num_dims: int, budget: Budget) -> StreamingGP:
 
 def budget_of(variant: str, num_inducing: int, num_dims: int) -> Budget:
     """How many points a variant has where the batch model has ``num_inducing``."""
-    if variant == DEFAULT:
+    if variant in (DEFAULT, KEPT):
         return Budget(num_inducing, None)
     if variant in SIZES:
         return Budget(num_inducing, round(SIZES[variant] * num_inducing))
@@ -87,10 +89,16 @@ def same_storage(num_inducing: int, memory_size: int, num_dims: int) -> int:
     return round((math.sqrt(c**2 + 4 * numbers) - c) / 2)
 
 
-def run_stream(stream: Stream, budget: Budget) -> Row:
+def run_stream(stream: Stream, budget: Budget, forget: float | None = None) -> Row:
     """Default updates over a stream, and how they end."""
-    model = new_model(stream.x_test.size(-1), budget)
-    run = follow(model.update, stream.batches)
+    model, forgot = new_model(stream.x_test.size(-1), budget), []
+
+    def update(x: Tensor, y: Tensor) -> UpdateResult:
+        result = model.update(x, y, forget=forget)
+        forgot.append(float(result.forgot))
+        return result
+
+    run = follow(update, stream.batches)
     memory = scores(model, stream, from_memory=True)
     return {
         **budget._asdict(),
@@ -98,6 +106,7 @@ def run_stream(stream: Stream, budget: Budget) -> Row:
         **{f"memory {name}": value for name, value in memory.items()},
         "M": model.summary.num_inducing,
         "R": model.memory.points.size(-2),
+        "forgot": [[k, power] for k, power in enumerate(forgot) if power < 1],
         **run.row(),
     }
 
@@ -153,7 +162,7 @@ def run(
         if variant == BATCH:
             return run_batch(stream, case.num_inducing, max_steps)
         budget = budget_of(variant, case.num_inducing, stream.x_test.size(-1))
-        return run_stream(stream, budget)
+        return run_stream(stream, budget, 1.0 if variant == KEPT else None)
 
     batch = {"plateau": PLATEAU, "max_steps": max_steps}
     table = Table(out, NAMES, header(batch=batch, streams="default settings"))

@@ -12,6 +12,7 @@ from workbench.results import Row
 from workbench.verdicts import Gap, gap, median_gap
 
 DEFAULT, STORAGE = "default", "no memory, same storage"
+KEPT = "forget=1"  # the default, but nothing is forgotten
 # Memory sizes in units of M.
 SIZES: dict[str, float] = {
     "memory M": 1,
@@ -19,7 +20,7 @@ SIZES: dict[str, float] = {
     "memory 2M": 2,
     "memory 3M": 3,
 }
-VARIANTS = (DEFAULT, *SIZES, STORAGE)
+VARIANTS = (DEFAULT, KEPT, *SIZES, STORAGE)
 # The likelihood's smallest noise, as a standard deviation: the model takes smaller
 # errors for noise, so that their ratios say nothing.
 FLOOR = 0.01

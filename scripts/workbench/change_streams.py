@@ -89,6 +89,35 @@ def make(name: str, batches: int, batch: int, seed: int) -> Changing:
     return Changing(x, scale * (f + noise * e), scale, batch, num_changes)
 
 
+class Still(NamedTuple):
+    """A stream in which nothing changes.
+
+    Attributes:
+        batches: Inputs and noisy values.
+        x_test: ``(k, d)``.
+        f_test: ``(k,)``, the function there.
+    """
+
+    batches: list[tuple[Tensor, Tensor]]
+    x_test: Tensor
+    f_test: Tensor
+
+
+def still(batch: int, batches: int, seed: int) -> Still:
+    """One of 12 kinds in turn: 1 to 3 inputs, sorted or not, little or much noise."""
+    gen = torch.Generator().manual_seed(10_000 * batch + seed)
+    dims, is_sorted, noise = 1 + seed % 3, seed % 2 == 1, (0.1, 0.5)[seed // 2 % 2]
+    draw = gp_draw(gen, dims, 1.0)
+    x = 4 * torch.rand(batch * batches, dims, generator=gen, dtype=torch.float64)
+    if is_sorted:
+        x = x[x[:, 0].argsort()]
+    e = torch.randn(len(x), generator=gen, dtype=torch.float64)
+    y = draw(x) + noise * e
+    x_test = 4 * torch.rand(500, dims, generator=gen, dtype=torch.float64)
+    parts = zip(x.split(batch), y.split(batch), strict=True)
+    return Still(list(parts), x_test, draw(x_test))
+
+
 def sensor(num: int) -> tuple[Tensor, Tensor]:
     """Readings every 5 minutes: a day, weather of some hours, and noise.
 

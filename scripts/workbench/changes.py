@@ -4,6 +4,7 @@
     python scripts/benchmark.py changes streams --seeds 3
     python scripts/benchmark.py changes sensor --readings 10000
     python scripts/benchmark.py changes points          annotated series of river
+    python scripts/benchmark.py changes still           nothing changes: false alarms
     python scripts/benchmark.py changes --quick --out DIR
     python scripts/benchmark.py changes --page          the page from what was written
 
@@ -27,8 +28,8 @@ from torch import Tensor
 from torch_ssgp import StreamingGP
 from torch_ssgp.exceptions import StreamingGPWarning
 from workbench import changes_page, exact
-from workbench.change_streams import NAMES, Changing, annotated, make, sensor
-from workbench.changes_page import AUTO, FIXED, WINDOW
+from workbench.change_streams import NAMES, Changing, annotated, make, sensor, still
+from workbench.changes_page import AUTO, FIXED, NOTHING, WINDOW
 from workbench.common import DOCS, new_parser, positive
 from workbench.results import Jobs, Row, Table, header, read
 
@@ -42,6 +43,9 @@ SENSOR_INDUCING = 100
 READINGS = 2000
 LAST = 300  # readings of the exact model of a sensor
 PIECE = 5  # readings of an annotated series in an update
+# Data in a batch, and batches, of streams in which nothing changes.
+STILL = {1: 150, 3: 100, 10: 60, 30: 40, 100: 30, 1000: 10}
+STILL_SEEDS = 20
 COLUMNS = ("table", "stream", "model", "seed")
 
 
@@ -51,9 +55,10 @@ class Size(NamedTuple):
     batches: int = BATCHES
     readings: int = READINGS
     points: int | None = None
+    still_seeds: int = STILL_SEEDS
 
 
-QUICK = Size(batches=6, readings=40, points=40)
+QUICK = Size(batches=6, readings=40, points=40, still_seeds=1)
 
 
 # -------------------------------------------------------------------------- streams
@@ -139,6 +144,31 @@ def error(mean: Tensor, y: Tensor, scale: float, is_labels: bool) -> float:
 def average(values: list[float]) -> float:
     """The mean."""
     return sum(values) / len(values)
+
+
+# ---------------------------------------------------------------------------- still
+
+
+def still_row(batch: int, model: str, seed: int, size: Size) -> Row:
+    """A stream in which nothing changes: its alarms, and how it ends."""
+    torch.manual_seed(0)
+    stream = still(batch, min(STILL[batch], 5 * size.batches), seed)
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=stream.x_test.size(-1)))
+    gp = StreamingGP(kernel, num_inducing=INDUCING).double()
+    start = time.process_time()
+    forgot = [
+        float(gp.update(x, y, forget=FIXED.get(model, "auto")).forgot)
+        for x, y in stream.batches
+    ]
+    seconds = time.process_time() - start
+    square = (gp(stream.x_test).mean.detach() - stream.f_test).square()
+    return {
+        "updates": len(forgot),
+        "alarms": sum(power < ALARM for power in forgot),
+        "faded": sum(ALARM <= power < 1 for power in forgot),
+        "error": float(square.mean().sqrt()),
+        "cpu_seconds": seconds,
+    }
 
 
 # --------------------------------------------------------------------------- sensor
@@ -307,6 +337,12 @@ def jobs(
     if "sensor" in tables:
         for model in ("batches of 12", "single points"):
             found["sensor", "5 minutes", model, 0] = partial(sensor_row, model, size)
+    if "still" in tables:
+        for seed in range(size.still_seeds):
+            for batch in STILL:
+                for model in (AUTO, NOTHING):
+                    key = ("still", f"batches of {batch}", model, seed)
+                    found[key] = partial(still_row, batch, model, seed, size)
     return {
         key: job
         for key, job in found.items()
@@ -317,7 +353,7 @@ def jobs(
 def main(arguments: list[str]) -> None:
     """Run what is missing, write the file and the page."""
     parser = new_parser(__doc__)
-    tables = ("streams", "points", "sensor")
+    tables = ("streams", "points", "sensor", "still")
     parser.add_argument("tables", nargs="*", help=f"of {', '.join(tables)} (all)")
     parser.add_argument("--seeds", type=positive, default=1, help="of streams (1)")
     parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from workbench.pages import bullets, listed, markdown, paragraphs, wrapped
+from workbench.pages import bullets, listed, markdown, paragraphs, reach, wrapped
 from workbench.results import Contents, Row
 
 AUTO = "auto"
@@ -116,6 +116,48 @@ def verdict(rows: list[Row]) -> str:
     return bullets(*parts)
 
 
+def still(rows: list[Row]) -> str:
+    """False alarms, and what they cost."""
+    table = of_table(rows, "still")
+    if not table:
+        return ""
+    shown, worst, everything = [], 0.0, []
+    for name, models in table.items():
+        auto, one = (
+            sorted(models.get(model, []), key=lambda row: row["seed"])
+            for model in (AUTO, NOTHING)
+        )
+        ratios = [a["error"] / b["error"] for a, b in zip(auto, one, strict=False)]
+        shown.append(
+            {
+                "stream": name,
+                "seeds": len(auto),
+                "updates": sum(row["updates"] for row in auto),
+                "alarms": sum(row["alarms"] for row in auto),
+                "faded": sum(row["faded"] for row in auto),
+                "RMSE / λ = 1": reach(ratios, ".3f"),
+                "CPU / λ = 1": sum(row["cpu_seconds"] for row in auto)
+                / sum(row["cpu_seconds"] for row in one),
+            }
+        )
+        worst = max([worst, *ratios])
+        everything += auto
+    updates = sum(row["updates"] for row in everything)
+    alarms = sum(row["alarms"] for row in everything)
+    return paragraphs(
+        "## Where nothing changes",
+        "Streams of 1 to 3 inputs, in random order or sorted by the first of them, "
+        "noise of 0.1 or 0.5 where the function has 1, at most 30 inducing points, "
+        "default steps. Alarms are updates that begin anew, and `faded` those that "
+        "keep a part of the past. The error is that of the mean against the function "
+        "at the end, its range over seeds, in units of that with λ = 1.",
+        markdown(shown),
+        f"{alarms} false alarms in {updates:,} updates; at most one in 1,000 was "
+        f"asked for. The largest ratio of errors is {worst:.3f}; at most {STILL} was "
+        "asked for.",
+    )
+
+
 def sensor(rows: list[Row]) -> str:
     """The series that grows."""
     shown = [
@@ -220,6 +262,7 @@ def page(file: Contents) -> str:
             else "",
             verdict(rows),
             markdown(table),
+            still(rows),
             sensor(rows),
             points(rows),
         )

@@ -210,10 +210,11 @@ class SingleTaskStreamingGP(StreamingSurrogate):
             restandardize: Whether to standardise by all outcomes seen, these included,
                 before learning; see :meth:`restandardize`.
             **options: Options of :class:`~torch_ssgp.UpdateOptions`, such as
-                ``num_steps`` and ``restart``. Two differ: ``learn_inducing_points`` is
-                ``False`` by default, because nothing is lost while every evaluation
-                has an inducing point; ``inducing_points`` are ``batch_shape x m x d``
-                in the space of ``X``.
+                ``num_steps`` and ``restart``. Three differ: ``learn_inducing_points``
+                is ``False`` by default, because nothing is lost while every evaluation
+                has an inducing point; ``forget`` is 1, because an objective stays what
+                it is; ``inducing_points`` are ``batch_shape x m x d`` in the space of
+                ``X``.
 
         Returns:
             The report of the update.
@@ -225,8 +226,8 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         with self.model.locks.turn(self.model.device):
             work = self._working_copy()
             if restandardize:
-                power = chosen.forget if isinstance(chosen.forget, int | float) else 1.0
-                work._standardize(*self._moments.extended(Y, power).standardization())
+                moments = self._moments.extended(Y, chosen.power)
+                work._standardize(*moments.standardization())
             result = work._absorb(X, Y, Yvar, work._with_points(chosen))
             self._become(work)
         return result
@@ -444,4 +445,5 @@ class SingleTaskStreamingGP(StreamingSurrogate):
 
 def _options(given: dict[str, Any], known: Iterable[str], where: str) -> UpdateOptions:
     validation.check_options(given, known, f"SingleTaskStreamingGP.{where}")
-    return UpdateOptions(**{"learn_inducing_points": False, **given})
+    defaults = {"learn_inducing_points": False, "forget": 1.0}
+    return UpdateOptions(**{**defaults, **given})

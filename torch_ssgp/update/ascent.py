@@ -23,7 +23,7 @@ LEARNING_RATES = {"adam": 0.05, "lbfgs": 1.0}
 CHECK_EVERY = 10  # steps between two looks at the loss: a device waits only there
 PATIENCE = 20  # steps without progress that make a plateau
 SHORTER = (0.2, 0.04)  # learning rates after one that was too large, relative to it
-TOLERANCE = 1e-4  # nats per datum that count as progress
+TOLERANCE = 2e-5  # nats per datum that count as progress
 
 
 class Ascended(NamedTuple):

@@ -13,6 +13,11 @@ update is an alarm. One datum adds at most ``OUTLIER`` nats, less than an alarm 
 a change needs more than one witness, an outlier is none. Data of which the past says
 little, as in a new range of inputs, are not heard: they cannot contradict it.
 
+Data that are far too good to be true speak for a change as well, though no power of the
+past explains them: a scale that fell by orders of magnitude hides everything that comes
+later in what was noise before. So errors of a tenth of their size are a hypothesis of
+their own, for which every datum is heard.
+
 A model at the edge of what it has seen may be too sure of itself, which looks like a
 change. So nothing is thrown away on an alarm alone: both explanations are learned, one
 function for all data and a new one for the new data, and their evidence decides (see
@@ -37,7 +42,12 @@ from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.kernels import Form
 from torch_ssgp.memory import Data, Memory
-from torch_ssgp.modules import form_of, inducing_gram, observation_noise
+from torch_ssgp.modules import (
+    form_of,
+    inducing_gram,
+    least_noise,
+    observation_noise,
+)
 from torch_ssgp.points import evenly
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Prior
@@ -45,6 +55,7 @@ from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Limits
 
 POWERS = (0.0, 0.05, 0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
+QUIET = 0.1  # size of errors, in units of that expected, that speaks for a change
 ANEW = 0.5  # powers below it stand for a beginning, not for a drift
 OUTLIER = 4.6  # nats by which one datum may speak for a change: one in a hundred
 WITNESS = 2.3  # nats of doubt that make data part of what may have begun
@@ -62,7 +73,7 @@ class Judgement(NamedTuple):
 
     Attributes:
         gain: ``(*batch, q)``, nats by which each of ``POWERS`` predicts them better
-            than the past as it is.
+            than the past as it is; last, those by which ``QUIET`` errors do.
         capped: ``(*batch, q)``, the same, no datum counting for more than ``OUTLIER``.
         surprise: ``(*batch,)``, nats per datum by which the data are less probable
             than the model expected.
@@ -158,6 +169,12 @@ def judge(
         logs = L_C.diagonal(dim1=-2, dim2=-1).log()
         log_prob = -0.5 * (error.square() + fn.LOG_2PI) - logs
         misfit = error[..., -1, :].square()
+        # log N(e; 0, c²) - log N(e; 0, 1), with no less noise than there may be.
+        least = (
+            least_noise(prior.likelihood, data.noise) * (-2 * logs[..., -1, :]).exp()
+        )
+        c2 = least.clamp(QUIET**2, 1)
+        quiet = -0.5 * (c2.log() + misfit * (1 / c2 - 1))
     else:
         variance = variance.clamp_min(1e-12)
         target = y.unsqueeze(-2).expand(mean.shape)
@@ -171,7 +188,9 @@ def judge(
             -2,
         )
         misfit = 1 - 2 * (log_prob[..., -1, :] - log_prob[..., 0, :]).clamp_max(0)
-    gain = (log_prob - log_prob[..., -1:, :]).nan_to_num(0.0)
+        quiet = torch.zeros_like(misfit)
+    gain = torch.cat([log_prob - log_prob[..., -1:, :], quiet.unsqueeze(-2)], -2)
+    gain = gain.nan_to_num(0.0)
     misfit = misfit - 1
     explained = (1 - variance[..., -1, :] / k_ff.squeeze(-2)).nan_to_num(1.0)
     count: int | Tensor = y.size(-1)
@@ -208,21 +227,26 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float) -> Verdict:
 
     Args:
         judgement: What new data say.
-        doubt: ``(*batch, q)``, evidence so far, or without columns.
+        doubt: ``(*batch, q)``, evidence so far, or of another size if there is none.
         odds: Prior odds of a change per update.
     """
-    if doubt.size(-1) == 0:
+    if doubt.size(-1) != judgement.capped.size(-1):
         doubt = torch.zeros_like(judgement.capped)
-    before, doubt = doubt, (FADING * doubt + judgement.capped).clamp_min(0)
+    powers = torch.tensor([*POWERS, 0.0], dtype=doubt.dtype, device=doubt.device)
+    is_quiet = torch.arange(len(powers), device=doubt.device) == len(POWERS)
+    # Of what the past says little about, only the size is heard.
+    heard = judgement.is_followed.unsqueeze(-1) | is_quiet
+    doubt = torch.where(heard, (FADING * doubt + judgement.capped).clamp_min(0), doubt)
     # The cap is for the alarm; which power is the best, all that was gained decides.
     score = doubt + (judgement.gain - judgement.capped)
-    score = torch.where(doubt > -math.log(odds), score, -torch.inf)
+    score = torch.where(heard & (doubt > -math.log(odds)), score, -torch.inf)
     best, index = score.max(-1)
-    powers = torch.tensor(POWERS, dtype=doubt.dtype, device=doubt.device)
-    power = torch.where(best > -torch.inf, powers[index], 1.0)
-    is_heard = judgement.is_followed
-    doubt = torch.where(is_heard.unsqueeze(-1), doubt, before)
-    return Verdict(torch.where(is_heard, power, 1.0), doubt)
+    return Verdict(torch.where(best > -torch.inf, powers[index], 1.0), doubt)
+
+
+def of_beginning(doubt: Tensor) -> Tensor:
+    """``(*batch,)``, evidence that the stream has begun anew."""
+    return doubt[..., [0, -1]].amax(-1) if doubt.size(-1) else doubt.sum(-1)
 
 
 class Clock(NamedTuple):
@@ -286,6 +310,7 @@ class Judged(NamedTuple):
         power: One number or ``(*batch,)``, what the past is to be raised to.
         doubt: ``(*batch, q)``, evidence for a change so far.
         doubted: Data that came since there is a doubt, the new ones included.
+        tried: How many of them there were when a new beginning was last tried.
         surprise: ``(*batch,)``, nats per datum below what the model expected.
         is_surprising: ``(*batch,)``, whether that is more than chance.
         clock: The input along which the older half of the past is to be dropped.
@@ -294,6 +319,7 @@ class Judged(NamedTuple):
     power: float | Tensor
     doubt: Tensor
     doubted: float
+    tried: float
     surprise: Tensor
     is_surprising: Tensor
     clock: Clock | None = None
@@ -305,8 +331,11 @@ class Judged(NamedTuple):
         """Predict the new data, and decide."""
         memory, y = known.memory, data.y
         nothing = y.new_zeros(y.shape[:-1])
-        is_auto = options.forget == "auto"
-        power: float | Tensor = 1.0 if is_auto else options.forget  # type: ignore[assignment]
+        is_branch = bool(int(memory.base_key))
+        is_auto = options.forgets_by_evidence
+        if options.forget is None and is_branch:  # what is merged later is kept
+            is_auto = False
+        power: float | Tensor = options.power
         judgement = None
         if is_auto or options.learns_when_due:
             with suppress(Breakdown):  # what cannot be predicted says nothing
@@ -315,28 +344,33 @@ class Judged(NamedTuple):
                     known.frozen, known.summary, data, limits.jitter, powers
                 )
         if judgement is None:
-            return cls(power, memory.doubt, 0.0, nothing, nothing > 0)
-        doubt, doubted, clock = memory.doubt.to(y), 0.0, None
+            return cls(power, memory.doubt, 0.0, 0.0, nothing, nothing > 0)
+        surprise, is_surprising = judgement.surprise, judgement.is_surprising
+        doubt, doubted, tried, clock = memory.doubt.to(y), 0.0, 0.0, None
         if is_auto:
-            is_old = bool((doubt[..., :1] > WITNESS).any())  # doubt of before
+            is_old = bool((of_beginning(doubt) > WITNESS).any())  # doubt of before
             power, doubt = decide(judgement, doubt, options.change_odds)
             if options.num_steps:
                 # No power explains data of another scale: let learning try both.
-                is_strange = judgement.is_surprising & judgement.is_followed
+                is_strange = is_surprising & judgement.is_followed
                 power = torch.where(is_strange, 0.0, power)
             doubted = is_old * float(memory.doubted) + y.size(-1)
+            tried = is_old * float(memory.tried)
+            if doubted < 2 * tried:
+                # A beginning lost against the past: wait until twice as much is known.
+                power = torch.where((power < ANEW) | is_surprising, 1.0, power)
+                is_surprising = torch.zeros_like(is_surprising)
             if bool((power == 1).all()):
                 power = 1.0
                 clock = outgrown(
                     known.frozen.kernel, memory, data, judgement.is_followed
                 )
-        surprise, is_surprising = judgement.surprise, judgement.is_surprising
-        return cls(power, doubt, doubted, surprise, is_surprising, clock)
+        return cls(power, doubt, doubted, tried, surprise, is_surprising, clock)
 
     @property
     def is_doubtful(self) -> bool:
         """Whether to wait for more witnesses before anything is learned."""
-        return self.doubt.numel() > 0 and bool((self.doubt[..., 0] > WITNESS).any())
+        return bool((of_beginning(self.doubt) > WITNESS).any())
 
     @property
     def alarm(self) -> Tensor:

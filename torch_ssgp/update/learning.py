@@ -70,8 +70,8 @@ def _learn(
     assert isinstance(judged.power, Tensor)
     kept = torch.where(judged.power < ANEW, 1.0, judged.power)
     # One function for all data, or a new one for those that came since the doubt. As
-    # long as the first is better the doubt stays, and the next data are heard too.
-    calm = judged._replace(power=kept)
+    # long as the first is better the doubt stays, and is settled when it has doubled.
+    calm = judged._replace(power=kept, tried=judged.doubted)
     together = Update(known, data, options, limits, calm, must_learn=True)
     joint = together.run()
     if not options.num_steps:  # nothing can be learned: the alarm decides
@@ -81,6 +81,7 @@ def _learn(
             power=torch.where(alarm, 0.0, judged.power),
             doubt=torch.where(alarm.unsqueeze(-1), 0.0, judged.doubt),
             doubted=0.0,
+            tried=0.0,
         )
         apart = Update(known, data, options, limits, begin, must_learn=True)
         apart.pending = together.num_pending(judged)

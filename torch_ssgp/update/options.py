@@ -39,7 +39,8 @@ class UpdateOptions:
         trust_region: Width of the region that log-hyperparameters do not leave
             lightly; ``None`` for none.
         forget: Power of the past's likelihood, in (0, 1]; ``"auto"`` lets the
-            evidence of the new data decide.
+            evidence of the new data decide. ``None`` does so where hyperparameters
+            are learned, and keeps all where they are given.
         change_odds: Prior odds that a stream changes at an update, for ``"auto"``.
         restart: Whether hyperparameters are also learned from a fresh start when
             the data have doubled.
@@ -54,7 +55,7 @@ class UpdateOptions:
     learn_inducing_points: bool | None = None
     inducing_points: Tensor | None = None
     trust_region: float | None = None
-    forget: float | str = 1.0
+    forget: float | str | None = None
     change_odds: float = 1e-3
     restart: bool = True
     progress: bool = False
@@ -102,6 +103,18 @@ class UpdateOptions:
                 f"callback is {kind_of(self.callback)}; expected a function of the "
                 "step and the bound, callback(step, bound)."
             )
+
+    @property
+    def power(self) -> float:
+        """The power of the past's likelihood, if the evidence does not choose it."""
+        return self.forget if isinstance(self.forget, int | float) else 1.0
+
+    @property
+    def forgets_by_evidence(self) -> bool:
+        """Whether it does: where asked to, and by default where the model learns."""
+        if self.forget is None:
+            return self.num_steps > 0 and bool(self.learn_hyperparameters)
+        return self.forget == "auto"
 
     @property
     def learns_when_due(self) -> bool:

@@ -38,6 +38,8 @@ from torch_ssgp.update.state import Known, Learned, Limits, recall
 
 GROWTH = 0.2  # growth of the data since the last learning that makes it pay again
 LOSS = 0.01  # nats per datum that inducing points may lose in addition, until then
+LATE = 0.02  # growth of the data before it is asked whether they lose so much
+SAVED = 3  # updates whose steps one that learns may take, itself included
 
 
 class Update:
@@ -85,6 +87,11 @@ class Update:
         self.waits = not self.pays()
         if self.waits:
             self.options = replace(self.options, num_steps=0)
+        elif self.options.learns_when_due and self.num_new:
+            # Those that updates since the last learning did not take.
+            saved = min(self.since_learning / self.num_new, SAVED)
+            num_steps = int(saved * self.asked.num_steps)
+            self.options = replace(self.options, num_steps=num_steps)
         self.learns = self.options.learns_at(int(known.summary.num_updates))
         if self.options.learn_inducing_points is None:
             moves = self.learns
@@ -145,7 +152,8 @@ class Update:
             learned = self.learn()
         old, judged = self.known.memory, self.judged
         loss = (learned.loss / self.num_data).detach()
-        if self.waits and bool((loss > old.loss.to(loss) + LOSS).any()):
+        is_late = self.since_learning >= LATE * self.num_data
+        if self.waits and is_late and bool((loss > old.loss.to(loss) + LOSS).any()):
             # New data are too far from the inducing points of before.
             again = (self.known, self.new, self.asked, self.limits, judged)
             return Update(*again, must_learn=True).run()
@@ -165,6 +173,7 @@ class Update:
             "lost": stored(learned.loss),
             "doubt": stored(judged.doubt),
             "doubted": torch.full_like(started_at, judged.doubted),
+            "tried": torch.full_like(started_at, judged.tried),
         }
         power = torch.as_tensor(judged.power, dtype=learned.bound.dtype)
         if judged.clock is not None:
