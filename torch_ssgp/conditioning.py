@@ -123,7 +123,7 @@ def _memory_with(
         lost=core.memory.lost.expand(batch),
         doubt=core.memory.doubt.expand(*batch, -1),
         doubted=core.memory.doubted,
-        tried=core.memory.tried,
+        waiting=core.memory.waiting,
         **no_base(past.rho),
     )
     return memory

@@ -121,7 +121,7 @@ class Memory(Buffers):
         doubt: ``(*batch, q)``, evidence that the stream has changed, in nats, for every
             power of forgetting; see :mod:`torch_ssgp.update.forgetting`.
         doubted: ``()``, data that came since there is a doubt.
-        tried: ``()``, how many of them there were when a new beginning was last tried.
+        waiting: ``()``, data until a new beginning may be tried again.
         base_key: ``()``, names the model that a branch continues, see
             :func:`torch_ssgp.branch`; zero where the memory is no branch. What that
             model knew is kept apart from what was added, and never mixed with it:
@@ -152,7 +152,7 @@ class Memory(Buffers):
         "lost": "",
         "doubt": "q",
         "doubted": "",
-        "tried": "",
+        "waiting": "",
         "base_key": "",
         "base_rows": "",
         "base_raw": "",
@@ -180,7 +180,7 @@ class Memory(Buffers):
     lost: Tensor
     doubt: Tensor
     doubted: Tensor
-    tried: Tensor
+    waiting: Tensor
     base_key: Tensor
     base_rows: Tensor
     base_raw: Tensor
@@ -209,7 +209,7 @@ class Memory(Buffers):
             "lost": torch.zeros(batch_shape),
             "doubt": torch.zeros(*batch_shape, 0),
             "doubted": torch.zeros(()),
-            "tried": torch.zeros(()),
+            "waiting": torch.zeros(()),
         }
         for name, value in empty.items():
             self.register_buffer(name, value.double())
@@ -220,10 +220,10 @@ class Memory(Buffers):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """A state from before there were branches is none, and has tried nothing."""
+        """A state from before there were branches is none, and waits for nothing."""
         if prefix + "doubted" in state_dict:
             nothing = torch.zeros_like(state_dict[prefix + "doubted"])
-            state_dict.setdefault(prefix + "tried", nothing)
+            state_dict.setdefault(prefix + "waiting", nothing)
             for name, value in no_base(state_dict[prefix + "offset"]).items():
                 state_dict.setdefault(prefix + name, value)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
@@ -372,7 +372,7 @@ def memory_of(summary: dict[str, Tensor]) -> dict[str, Tensor]:
         "lost": torch.zeros_like(past.rho),
         "doubt": past.rho.new_zeros(*past.rho.shape, 0),
         "doubted": torch.zeros_like(past.n),
-        "tried": torch.zeros_like(past.n),
+        "waiting": torch.zeros_like(past.n),
         **no_base(past.rho),
     }
 

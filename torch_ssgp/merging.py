@@ -212,7 +212,7 @@ def _count(result: StreamingGP, lead: StreamingGP) -> None:
         loss=old.loss,
         doubt=old.doubt[..., :0],
         doubted=torch.zeros_like(old.doubted),
-        tried=torch.zeros_like(old.tried),
+        waiting=torch.zeros_like(old.waiting),
     )
 
 

@@ -21,8 +21,8 @@ their own, for which every datum is heard.
 A model at the edge of what it has seen may be too sure of itself, which looks like a
 change. So nothing is thrown away on an alarm alone: both explanations are learned, one
 function for all data and a new one for the new data, and their evidence decides (see
-``learning.py``). Powers between are for streams that drift: there is nothing to begin
-anew with, and they need no such trial.
+``learning.py``). Where the first wins, a power of the past may still predict better
+with what was learned: the stream drifts. Powers near 1 need no such trial.
 """
 
 from __future__ import annotations
@@ -246,7 +246,22 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float) -> Verdict:
 
 def of_beginning(doubt: Tensor) -> Tensor:
     """``(*batch,)``, evidence that the stream has begun anew."""
-    return doubt[..., [0, -1]].amax(-1) if doubt.size(-1) else doubt.sum(-1)
+    columns = [k for k, power in enumerate([*POWERS, 0.0]) if power < ANEW]
+    return doubt[..., columns].amax(-1) if doubt.size(-1) else doubt.sum(-1)
+
+
+def fading(judgement: Judgement, odds: float) -> Tensor:
+    """``(*batch,)``, the power that predicts data best; 1 unless that is convincing.
+
+    A beginning is not among the powers: it has lost against one function for all data.
+    """
+    powers = torch.tensor(POWERS[1:-1], dtype=judgement.gain.dtype)
+    powers = powers.to(judgement.gain.device)
+    gain, capped = judgement.gain[..., 1:-2], judgement.capped[..., 1:-2]
+    gain = torch.where(capped > -math.log(odds), gain, -torch.inf)
+    best, index = gain.max(-1)
+    is_heard = judgement.is_followed & (best > -torch.inf)
+    return torch.where(is_heard, powers[index], 1.0)
 
 
 class Clock(NamedTuple):
@@ -310,7 +325,7 @@ class Judged(NamedTuple):
         power: One number or ``(*batch,)``, what the past is to be raised to.
         doubt: ``(*batch, q)``, evidence for a change so far.
         doubted: Data that came since there is a doubt, the new ones included.
-        tried: How many of them there were when a new beginning was last tried.
+        waiting: Data until a new beginning may be tried again.
         surprise: ``(*batch,)``, nats per datum below what the model expected.
         is_surprising: ``(*batch,)``, whether that is more than chance.
         clock: The input along which the older half of the past is to be dropped.
@@ -319,7 +334,7 @@ class Judged(NamedTuple):
     power: float | Tensor
     doubt: Tensor
     doubted: float
-    tried: float
+    waiting: float
     surprise: Tensor
     is_surprising: Tensor
     clock: Clock | None = None
@@ -346,7 +361,7 @@ class Judged(NamedTuple):
         if judgement is None:
             return cls(power, memory.doubt, 0.0, 0.0, nothing, nothing > 0)
         surprise, is_surprising = judgement.surprise, judgement.is_surprising
-        doubt, doubted, tried, clock = memory.doubt.to(y), 0.0, 0.0, None
+        doubt, doubted, waiting, clock = memory.doubt.to(y), 0.0, 0.0, None
         if is_auto:
             is_old = bool((of_beginning(doubt) > WITNESS).any())  # doubt of before
             power, doubt = decide(judgement, doubt, options.change_odds)
@@ -355,17 +370,20 @@ class Judged(NamedTuple):
                 is_strange = is_surprising & judgement.is_followed
                 power = torch.where(is_strange, 0.0, power)
             doubted = is_old * float(memory.doubted) + y.size(-1)
-            tried = is_old * float(memory.tried)
-            if doubted < 2 * tried:
-                # A beginning lost against the past: wait until twice as much is known.
-                power = torch.where((power < ANEW) | is_surprising, 1.0, power)
+            waiting = max(float(memory.waiting) - y.size(-1), 0.0)
+            if waiting:
+                # A beginning lost against the past: until twice as much is known the
+                # past may only fade.
+                faded = fading(judgement, options.change_odds)
+                power = torch.where((power < ANEW) | is_surprising, faded, power)
+                doubt = torch.where(faded.unsqueeze(-1) < 1, 0.0, doubt)
                 is_surprising = torch.zeros_like(is_surprising)
             if bool((power == 1).all()):
                 power = 1.0
                 clock = outgrown(
                     known.frozen.kernel, memory, data, judgement.is_followed
                 )
-        return cls(power, doubt, doubted, tried, surprise, is_surprising, clock)
+        return cls(power, doubt, doubted, waiting, surprise, is_surprising, clock)
 
     @property
     def is_doubtful(self) -> bool:
@@ -376,5 +394,7 @@ class Judged(NamedTuple):
     def alarm(self) -> Tensor:
         """``(*batch,)``, which streams seem to begin anew."""
         if not isinstance(self.power, Tensor):
+            return torch.zeros_like(self.is_surprising)
+        if self.waiting:
             return torch.zeros_like(self.is_surprising)
         return (self.power < ANEW) | ((self.power < 1) & self.is_surprising)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torch_ssgp.exceptions import Breakdown, FactorizationError
 from torch_ssgp.memory import Data
-from torch_ssgp.update.forgetting import ANEW, Judged
+from torch_ssgp.update.forgetting import ANEW, Judged, fading, judge
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.result import Status
 from torch_ssgp.update.state import Known, Learned, Limits
@@ -71,7 +71,7 @@ def _learn(
     kept = torch.where(judged.power < ANEW, 1.0, judged.power)
     # One function for all data, or a new one for those that came since the doubt. As
     # long as the first is better the doubt stays, and is settled when it has doubled.
-    calm = judged._replace(power=kept, tried=judged.doubted)
+    calm = judged._replace(power=kept, waiting=judged.doubted)
     together = Update(known, data, options, limits, calm, must_learn=True)
     joint = together.run()
     if not options.num_steps:  # nothing can be learned: the alarm decides
@@ -81,7 +81,7 @@ def _learn(
             power=torch.where(alarm, 0.0, judged.power),
             doubt=torch.where(alarm.unsqueeze(-1), 0.0, judged.doubt),
             doubted=0.0,
-            tried=0.0,
+            waiting=0.0,
         )
         apart = Update(known, data, options, limits, begin, must_learn=True)
         apart.pending = together.num_pending(judged)
@@ -96,7 +96,7 @@ def _learn(
         if bool((change == alarm).all()):
             return split
     if not bool(change.any()):
-        return joint
+        return _fade(known, data, options, limits, calm, together, joint)
     settled = judged._replace(
         power=torch.where(change, 0.0, kept),
         doubt=torch.where(change.unsqueeze(-1), 0.0, judged.doubt),
@@ -104,3 +104,29 @@ def _learn(
     mixed = Update(known, data, options, limits, settled, must_learn=True)
     mixed.pending = together.num_pending(judged)
     return mixed.restart().run()
+
+
+def _fade(
+    known: Known,
+    data: Data,
+    options: UpdateOptions,
+    limits: Limits,
+    judged: Judged,
+    update: Update,
+    joint: Learned,
+) -> Learned:
+    """One function for all data, unless a power of the past predicts the new better.
+
+    Asked with the hyperparameters of that function: those of before may have been too
+    sure of themselves.
+    """
+    past = update.summary_of_past(joint)
+    judgement = judge(joint.prior, past, data, limits.jitter)
+    if judgement is None:
+        return joint
+    power = fading(judgement, options.change_odds)
+    if bool((power >= torch.as_tensor(judged.power)).all()):
+        return joint
+    doubt = torch.where(power.unsqueeze(-1) < 1, 0.0, judged.doubt)
+    faded = judged._replace(power=power, doubt=doubt, waiting=0.0)
+    return Update(known, data, options, limits, faded, must_learn=True).run()

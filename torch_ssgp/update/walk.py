@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import replace
 
 import torch
@@ -23,6 +23,7 @@ from torch_ssgp.memory import (
     remember,
 )
 from torch_ssgp.modules import same_points
+from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.apart import Base
 from torch_ssgp.update.appending import append
 from torch_ssgp.update.ascent import Ascended, maximize
@@ -128,22 +129,45 @@ class Update:
         Data since then have moved the hyperparameters: without them they are learned
         again.
         """
-        data = self.data.narrow(0, self.num_raw - num_pending)
         learns = num_pending > 0
-        objective = self._objective(
-            self._working_copy() if learns else self.known.frozen, data
-        )
-        objective.recall_sites(self.known.memory, 0)
-        z = self.known.summary.inducing_points.to(data.x)
-        objective.start_at(z.expand(*data.x.shape[:-2], *z.shape[-2:]), learn=learns)
+        prior = self._working_copy() if learns else self.known.frozen
+        z = self.known.summary.inducing_points.to(self.data.x)
+        objective = self._of_past(prior, z, num_pending, learn=learns)
         if learns:
             options = replace(self.options, callback=None, progress=False)
             maximize(objective, options, learn_hyperparameters=True)
         with torch.no_grad():
-            blocks = objective.final_prior(objective.z.detach())
-            sites = objective.as_gaussian(blocks)
-            rows, s = objective.project(blocks, sites)
+            rows, s, _ = _projected(objective)
             return fn.evidence(rows, s) + rows.loss / (2 * s)
+
+    @torch.no_grad()
+    def summary_of_past(self, learned: Learned) -> PosteriorSummary:
+        """What the past alone says, with hyperparameters learned from new data too."""
+        z = learned.summary["inducing_points"].to(self.data.x)
+        objective = self._of_past(learned.prior, z)
+        rows, _, m_b = _projected(objective)
+        past = fn.absorb(fn.compress(rows), m_b)
+        summary = copy(self.known.summary)
+        summary.replace(
+            inducing_points=z,
+            U=past.U,
+            g=past.g,
+            residual=past.rho,
+            num_data=past.n,
+            shared_noise=learned.summary["shared_noise"],
+        )
+        return summary
+
+    def _of_past(
+        self, prior: Prior, z: Tensor, num_pending: int = 0, learn: bool = False
+    ) -> Objective:
+        """The bound on what came before the new data, or before the last of these."""
+        data = self.data.narrow(0, self.num_raw - num_pending)
+        objective = self._objective(prior, data)
+        objective.recall_sites(self.known.memory, 0)
+        z = z.expand(*data.x.shape[:-2], *z.shape[-2:])
+        objective.start_at(z, learn=learn)
+        return objective
 
     def run(self) -> Learned:
         """All steps; see the top of this file."""
@@ -157,7 +181,9 @@ class Update:
             # New data are too far from the inducing points of before.
             again = (self.known, self.new, self.asked, self.limits, judged)
             return Update(*again, must_learn=True).run()
-        started_at, since_start = old.started_at, self.since_start
+        # A past that faded is young again, and so is what was learned from it.
+        started_at = old.started_at.clamp_max(self.num_data)
+        since_start = self.since_start
         if self.is_due() or (self.is_first and self.learns and not self.is_one_class):
             started_at = torch.full_like(started_at, self.num_telling())
             since_start = 0
@@ -173,7 +199,7 @@ class Update:
             "lost": stored(learned.loss),
             "doubt": stored(judged.doubt),
             "doubted": torch.full_like(started_at, judged.doubted),
-            "tried": torch.full_like(started_at, judged.tried),
+            "waiting": torch.full_like(started_at, judged.waiting),
         }
         power = torch.as_tensor(judged.power, dtype=learned.bound.dtype)
         if judged.clock is not None:
@@ -497,6 +523,13 @@ class Update:
             kept, base = base.compress(objective, points, prior, data)
         _check_finite(*kept.past)
         return kept, base, rows.loss / (2 * s)
+
+
+def _projected(objective: Objective) -> tuple[fn.Projection, Tensor, Tensor]:
+    """Rows at the inducing points, their noise scale, and the prior mean there."""
+    prior = objective.final_prior(objective.z.detach())
+    rows, s = objective.project(prior, objective.as_gaussian(prior))
+    return rows, s, prior.m_b
 
 
 def _check_finite(*values: Tensor) -> None:
