@@ -15,6 +15,7 @@ torch.set_num_threads(1)
 
 # No test depends on the clock or on a previous run; the full run looks further.
 FULL = os.environ.get("TORCH_SSGP_FULL") == "1"
+only_full = pytest.mark.skipif(not FULL, reason="in the full run: TORCH_SSGP_FULL=1")
 hypothesis.settings.register_profile(
     "torch_ssgp",
     max_examples=500 if FULL else 50,
