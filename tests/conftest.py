@@ -18,7 +18,7 @@ FULL = os.environ.get("TORCH_SSGP_FULL") == "1"
 only_full = pytest.mark.skipif(not FULL, reason="in the full run: TORCH_SSGP_FULL=1")
 hypothesis.settings.register_profile(
     "torch_ssgp",
-    max_examples=500 if FULL else 50,
+    max_examples=500 if FULL else 25,
     derandomize=not FULL,
     print_blob=FULL,
     database=None,
