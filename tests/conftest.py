@@ -1,5 +1,6 @@
 """What every test gets: one thread, a fixed seed, and torch's defaults left alone."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -26,6 +27,15 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("torch_ssgp")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays to the end: a million imported objects.
+
+    To look at them again and again took a tenth of the time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
