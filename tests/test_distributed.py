@@ -74,30 +74,28 @@ def in_this_process() -> list[str]:
     return [printed.getvalue()]
 
 
-def one_by_one(size: int) -> list[str]:
+def one_by_one(folder: Path, size: int) -> list[str]:
     """The same without torchrun, which ends all ranks as soon as one is killed."""
-    group = group_of(size)
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(RANKS), *SCENARIOS[size]],
-            env={**ENVIRONMENT, **group, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    ends = [rank.communicate(timeout=300) for rank in started]
-    codes = [rank.returncode for rank in started]
-    assert codes == [3, 3, -9], ends  # see `killed` in ranks.py
-    return [output for output, _ in ends]
+    command = [sys.executable, str(RANKS), "--fork", str(folder), str(size)]
+    ended = subprocess.run(
+        [*command, *SCENARIOS[size]],
+        env={**ENVIRONMENT, **group_of(size)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    # See `killed` in ranks.py.
+    assert json.loads(ended.stdout) == [3, 3, -9], ended.stderr[-3000:]
+    return [(folder / str(rank)).read_text() for rank in range(size)]
 
 
 @pytest.fixture(scope="module")
-def outputs() -> dict[int, list[str]]:
+def outputs(tmp_path_factory) -> dict[int, list[str]]:
     """What the ranks say, by their number."""
     one = by_torchrun(1) if FULL else in_this_process()
-    return {1: one, 2: by_torchrun(2), 3: one_by_one(3)}
+    three = one_by_one(tmp_path_factory.mktemp("ranks"), 3)
+    return {1: one, 2: by_torchrun(2), 3: three}
 
 
 @pytest.fixture(scope="module")
