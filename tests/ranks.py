@@ -1,6 +1,7 @@
 """What every rank does in the tests of distributed updates; see test_distributed.py.
 
-Run by torchrun. The first rank prints one line of JSON per scenario.
+Run by torchrun, or as forks of one process. The first rank prints one line of JSON per
+scenario.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import os
 import signal
 import sys
 import time
+import traceback
 import warnings
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -216,5 +219,30 @@ def main(names: list[str]) -> None:
     dist.destroy_process_group()
 
 
+def forked(folder: Path, size: int, names: list[str]) -> None:
+    """Ranks that are copies of this process: the imports, which take longest, once.
+
+    Each prints to a file of its number; in the end their exit codes are printed.
+    """
+    ranks = []
+    for rank in range(size):
+        ranks.append(os.fork())
+        if ranks[-1] == 0:
+            os.environ["RANK"] = str(rank)
+            with open(folder / str(rank), "w") as file:
+                os.dup2(file.fileno(), 1)
+            try:
+                main(names)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
+    print(json.dumps(codes))
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1] == "--fork":
+        forked(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    else:
+        main(sys.argv[1:])

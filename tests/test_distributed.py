@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel
 
+import ranks
+from conftest import FULL
 from torch_ssgp import StreamingGP
 from torch_ssgp.distributed import DistributedStreamingGP
 from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.update.sharding import Team
 
-RANKS = Path(__file__).with_name("ranks.py")
+RANKS = Path(ranks.__file__)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 EXACT = ("closed form", "empty shard", "own points", "batch shapes", "labels")
 LEARNED = ("learning", "learning twice", "L-BFGS")
@@ -47,33 +52,50 @@ def by_torchrun(size: int) -> list[str]:
     return [ended.stdout]
 
 
-def one_by_one(size: int) -> list[str]:
-    """The same without torchrun, which ends all ranks as soon as one is killed."""
+def group_of(size: int) -> dict[str, str]:
+    """What torchrun tells its ranks, apart from their number."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    group |= {"WORLD_SIZE": str(size)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(RANKS), *SCENARIOS[size]],
-            env={**ENVIRONMENT, **group, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    ends = [rank.communicate(timeout=300) for rank in ranks]
-    codes = [rank.returncode for rank in ranks]
-    assert codes == [3, 3, -9], ends  # see `killed` in ranks.py
-    return [output for output, _ in ends]
+    return {**group, "WORLD_SIZE": str(size)}
+
+
+def in_this_process() -> list[str]:
+    """The same of one rank, without the seconds in which two processes start."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+    ):
+        for name, value in {**group_of(1), "RANK": "0"}.items():
+            patch.setenv(name, value)
+        ranks.main(SCENARIOS[1])
+    return [printed.getvalue()]
+
+
+def one_by_one(folder: Path, size: int) -> list[str]:
+    """The same without torchrun, which ends all ranks as soon as one is killed."""
+    command = [sys.executable, str(RANKS), "--fork", str(folder), str(size)]
+    ended = subprocess.run(
+        [*command, *SCENARIOS[size]],
+        env={**ENVIRONMENT, **group_of(size)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    # See `killed` in ranks.py.
+    assert json.loads(ended.stdout) == [3, 3, -9], ended.stderr[-3000:]
+    return [(folder / str(rank)).read_text() for rank in range(size)]
 
 
 @pytest.fixture(scope="module")
-def outputs() -> dict[int, list[str]]:
+def outputs(tmp_path_factory) -> dict[int, list[str]]:
     """What the ranks say, by their number."""
-    return {1: by_torchrun(1), 2: by_torchrun(2), 3: one_by_one(3)}
+    one = by_torchrun(1) if FULL else in_this_process()
+    three = one_by_one(tmp_path_factory.mktemp("ranks"), 3)
+    return {1: one, 2: by_torchrun(2), 3: three}
 
 
 @pytest.fixture(scope="module")

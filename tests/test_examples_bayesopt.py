@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from conftest import FULL
 from examples import active_learning, bayesopt
 
 BY, MODELS = ("qLogNEI", "KG"), ("exact", "streaming")
+NUM = 14 if FULL else 12  # evaluations
 
 
 def test_bayesian_optimisation_beats_random_search(tmp_path, capsys, monkeypatch):
@@ -18,12 +20,12 @@ def test_bayesian_optimisation_beats_random_search(tmp_path, capsys, monkeypatch
 
     monkeypatch.setattr(bayesopt, "optimize_acqf", brief)
     regrets = bayesopt.main(
-        num_evaluations=14, num_initial=8, num_inducing=12, num_steps=20, out=tmp_path
+        num_evaluations=NUM, num_initial=8, num_inducing=12, num_steps=20, out=tmp_path
     )
     pairs = [f"{model}, {by}" for by in BY for model in MODELS]
     assert list(regrets) == ["random search", *pairs]
     for values, _ in regrets.values():
-        assert values.shape == (1, 14)
+        assert values.shape == (1, NUM)
         assert (values.diff() <= 0).all()
         assert (values > -1e-6).all()
     random = regrets["random search"].evaluated[0, -1]
@@ -31,7 +33,7 @@ def test_bayesian_optimisation_beats_random_search(tmp_path, capsys, monkeypatch
         assert end[0, -1] < random
     assert regrets["random search"].recommended.numel() == 0
     for pair in pairs:  # with the control beside ours
-        assert regrets[pair].recommended.shape == (1, 14 - 8 + 1)
+        assert regrets[pair].recommended.shape == (1, NUM - 8 + 1)
     assert (tmp_path / "bayesopt.png").stat().st_size > 10_000
     assert "KG: the streaming model's recommendation is" in capsys.readouterr().out
 

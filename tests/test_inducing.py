@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 
 import numpy
@@ -12,6 +11,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
+from conftest import FULL
 from torch_ssgp import (
     AdaptiveBudget,
     AllocatorPolicy,
@@ -400,7 +400,7 @@ def test_allocators_of_botorch_plug_in():
 
 def test_many_single_points():
     """As many inducing points as a batch would need, and the batch's fit."""
-    num_points = 2000 if os.environ.get("TORCH_SSGP_FULL") == "1" else 600
+    num_points = 2000 if FULL else 300
     stream = streams.repeated_iid(batches=1, batch=num_points)
     x, y = stream.batches[0]
     model = make_model(num_inducing=100, lengthscale=1.0)

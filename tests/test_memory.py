@@ -18,6 +18,7 @@ from gpytorch.likelihoods import (
 from gpytorch.priors import GammaPrior
 
 import oracles
+from conftest import FULL
 from torch_ssgp import StreamingGP, settings
 from torch_ssgp.compression import choose_points, first_of_each, recent_half
 from torch_ssgp.exceptions import ArgumentError, BudgetWarning
@@ -59,13 +60,14 @@ def dense(model: StreamingGP):
 def test_any_split_equals_one_batch_whatever_the_memory(
     size, kernel, share_noise, alpha
 ):
-    x, y = draw(600)
+    num_data = 600 if FULL else 300
+    x, y = draw(num_data)
     z = torch.linspace(0, 8, 20).double().unsqueeze(-1)
     options = {"share_noise": share_noise, "alpha": alpha}
     batch = make(kernel=kernel(), **options)
     whole = batch.update(x, y, num_steps=0, inducing_points=z)
     model = make(kernel=kernel(), memory_size=20 * SIZES[size], **options)
-    order, increments = torch.randperm(600), []
+    order, increments = torch.randperm(num_data), []
     for rows in order.split(37):
         result = model.update(x[rows], y[rows], num_steps=0, inducing_points=z)
         increments.append(result.increment)
@@ -73,7 +75,7 @@ def test_any_split_equals_one_batch_whatever_the_memory(
     torch.testing.assert_close(sum(increments), whole.bound, rtol=1e-9, atol=0)
     torch.testing.assert_close(model(x).mean, batch(x).mean, rtol=0, atol=1e-8)
     torch.testing.assert_close(model(x).variance, batch(x).variance, rtol=0, atol=1e-8)
-    assert model.memory.num_data == model.summary.num_data == 600
+    assert model.memory.num_data == model.summary.num_data == num_data
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -328,9 +330,10 @@ def test_streams_of_a_batch_restart_on_their_own():
 
 
 def test_a_memory_stays_within_its_size():
-    x, y = draw(400)
+    num_data = 400 if FULL else 150
+    x, y = draw(num_data)
     model = make(8, memory_size=24)
-    for i in range(0, 400, 3):
+    for i in range(0, num_data, 3):
         result = model.update(x[i : i + 3], y[i : i + 3], num_steps=0)
         assert result.num_remembered == model.memory.points.size(-2) <= 30
         assert model.memory.rows.shape[-1] == model.memory.num_points

@@ -33,6 +33,7 @@ from gpytorch.means import LinearMean
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 from torch import Tensor
 
+from conftest import FULL
 from torch_ssgp import (
     AdaptiveBudget,
     AllocatorPolicy,
@@ -731,7 +732,7 @@ print(json.dumps({"saves": found[-1], "killed": len(found), "while writing": tor
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_a_process_killed_while_saving_leaves_a_whole_model(tmp_path: Path) -> None:
-    num_victims = 200 if os.environ.get("TORCH_SSGP_FULL") == "1" else 15
+    num_victims = 200 if FULL else 15
     done = subprocess.run(
         [sys.executable, "-c", NURSERY, str(tmp_path / "model.pt"), str(num_victims)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},

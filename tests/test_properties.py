@@ -1,6 +1,6 @@
 """What holds for every stream: kernels, dtypes, scales and histories drawn at random.
 
-Fifty streams per claim, the same ones every time; five hundred fresh ones with
+Twenty-five streams per claim, the same ones every time; five hundred fresh ones with
 ``TORCH_SSGP_FULL=1``.
 
 GPyTorch lifts variances below ``gpytorch.settings.min_variance`` (1e-10 in float64,

@@ -1,6 +1,7 @@
 """The experiments of the paper run, resume and are drawn; the page is the files'."""
 
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conftest import FULL
 from workbench import (
     contest_page,
     contests,
@@ -20,7 +22,7 @@ from workbench import (
     streams,
     verdicts,
 )
-from workbench.cells import Settings
+from workbench.cells import Cell, Settings
 from workbench.experiment_results import Results
 from workbench.experiments import EXPERIMENTS, conditions
 from workbench.results import Row
@@ -39,8 +41,12 @@ def cells_of(path: Path) -> verdicts.Cells:
 # ---------------------------------------------------------------------- runs of it all
 
 
-def test_all_quick_leaves_files_pictures_and_a_page(tmp_path: Path) -> None:
+def test_all_quick_leaves_files_pictures_and_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # One test and no fixture: two workers would run all of it twice.
+    if not FULL:  # a process takes longer to start than what it runs; see below
+        monkeypatch.setattr(reproduce, "ALONE", ())
     out = tmp_path / "reproduction"
     reproduce.main(["all", "--quick", "--out", str(out), "--jobs", "1"])
     for name, cells in EXPERIMENTS.items():
@@ -58,6 +64,20 @@ def test_all_quick_leaves_files_pictures_and_a_page(tmp_path: Path) -> None:
     assert page.count("**Measured.**") == len(EXPERIMENTS)
     assert "Not run" not in page and not re.search(r"\b(nan|inf)\b", page)
     assert "Tiny versions" in page
+
+
+def process() -> Row:
+    """A cell that says where it ran."""
+    return {"process": os.getpid()}
+
+
+def test_peaks_of_memory_are_measured_in_a_process_of_their_own() -> None:
+    assert "memory" in reproduce.ALONE
+    job = ("memory", Cell("where", process))
+    ((_, row),) = reproduce.outcomes([job], jobs=1, alone=True)
+    assert row["process"] != os.getpid()
+    ((_, row),) = reproduce.outcomes([job], jobs=1, alone=False)
+    assert row["process"] == os.getpid()
 
 
 @pytest.fixture(scope="module")

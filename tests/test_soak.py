@@ -6,20 +6,26 @@ from pathlib import Path
 
 import pytest
 
+from conftest import FULL
 from workbench import results, soak, soak_page
 from workbench.soak_stream import CHANGES
+
+UPDATES = 300 if FULL else 99
 
 
 @pytest.fixture(scope="module")
 def report() -> soak.Row:
-    """Every change of the stream once, in 300 updates."""
-    return soak.run(300, seed=1, batch_steps=5, progress=False)
+    """Every change of the stream once, with a few looks at the side."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(soak, "CONDITION_EVERY", UPDATES // 4)
+        patch.setattr(soak, "SAVE_EVERY", UPDATES // 2)
+        return soak.run(UPDATES, seed=1, batch_steps=5, progress=False)
 
 
 def test_no_update_raises_or_leaves_nan(report: soak.Row) -> None:
     assert report["exceptions"] == 0, report["first_traceback"]
     assert report["not_finite"] == 0, report["not_finite_in"]
-    assert sum(report["status"].values()) == 300
+    assert sum(report["status"].values()) == UPDATES
 
 
 def test_the_run_meets_every_change_and_every_batch(report: soak.Row) -> None:
@@ -151,7 +157,7 @@ def test_lost_inducing_points_are_told_only_where_they_are_lost() -> None:
 
 
 def test_a_run_may_leave_what_to_forget_to_the_evidence() -> None:
-    report = soak.run(6, regime=2, batch_steps=2, auto=True, progress=False)
+    report = soak.run(4, regime=2, batch_steps=2, auto=True, progress=False)
     assert report["exceptions"] == 0, report["first_traceback"]
     assert {row["forget"] for row in report["regimes"]} == {"auto"}
     text = " ".join(soak_page.page({"version": "0", **report}).split())

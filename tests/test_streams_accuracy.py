@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 import torch
 
+from conftest import FULL, only_full
 from workbench import streams
 from workbench.baselines import Streaming, normal_scores
 
@@ -16,9 +16,6 @@ from workbench.baselines import Streaming, normal_scores
 # units batch inference with 100 inducing points has RMSE 0.143 and MLL 0.527.
 VALUES = streams.pseudo_periodic_values()
 UNIT = VALUES[:2000:2].std() / VALUES[:1000].std()
-
-
-FULL = bool(os.environ.get("TORCH_SSGP_FULL"))
 
 
 def scores(num_inducing, seed=0, num_batches=None, **options):
@@ -30,7 +27,7 @@ def scores(num_inducing, seed=0, num_batches=None, **options):
     return normal_scores(*method.predict(stream.x_test), stream.y_test)
 
 
-@pytest.mark.skipif(not FULL, reason="takes a minute: TORCH_SSGP_FULL=1")
+@only_full
 def test_default_settings_follow_the_stream_with_enough_points():
     row = scores(200)
     assert row["RMSE"] * UNIT <= 0.001

@@ -9,7 +9,7 @@ points. Data walk through the rooms once:
 
 ===========================  ==========================================================
 ``models.py``                ``StreamingGP``, the front door
-``core.py``                  what it stands on: state, checks, caches
+``core.py``                  its state, checks and caches
 ``conditioning.py``          data in closed form: fantasies
 ``validation.py``            the input contract: what is refused, and how it is said
 ``memory.py``                ``Memory``: raw data and rows, of a bounded size
@@ -45,7 +45,7 @@ points. Data walk through the rooms once:
 ``calibration.py``           intervals that follow the errors of earlier ones
 ``export.py``                a model as plain tensors, for deployment
 ``plotting.py``              pictures of a stream (needs the extra ``plot``)
-``persistence.py``           models in files, and loads that fail without a trace
+``persistence.py``           models in files; a load that fails changes nothing
 ``settings.py``              jitter and the dtype of the algebra
 ``exceptions.py``            named errors and warnings
 ===========================  ==========================================================

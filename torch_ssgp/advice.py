@@ -1,4 +1,4 @@
-"""What an update warns of, once for each cause, before the model changes."""
+"""Warnings of an update: once per cause, and before the model changes."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ LARGE_LOSS = 0.1  # nats per datum whose loss is worth a warning
 def warn_once(
     model: StreamingCore, learned: Learned, data: Data, options: UpdateOptions
 ) -> frozenset[str]:
-    """Say what a user may not have meant, if it was not said before.
+    """Warn about what the user may not have intended, once per cause.
 
     Args:
         model: The model, as it was before the update.
-        learned: What it is to become.
+        learned: The state that it is about to take.
         data: New data.
-        options: How it learned.
+        options: The options of the update.
 
     Returns:
-        What was said so far, for ``model.warned``.
+        The causes warned about so far, for ``model.warned``.
     """
     causes = {
         "sharing": lambda: _sharing(model, options),
@@ -52,7 +52,7 @@ def warn_once(
         found = None if cause in warned else find()
         if found is not None:
             text, category = found
-            warn(f"{text} This is said once.", category)
+            warn(f"{text} This warning is shown once.", category)
             warned = warned | {cause}
     return warned
 
@@ -103,10 +103,10 @@ def _flattened(learned: Learned) -> Found:
 
 
 def _sharing(model: StreamingCore, options: UpdateOptions) -> Found:
-    """Streams that learn one set of hyperparameters for lack of a batch shape.
+    """Streams that share hyperparameters because a module has no batch shape.
 
-    Classes of one target often do so on purpose, and so do modules whose batch shape
-    is one.
+    The classes of one target often share them on purpose, and so do modules whose batch
+    shape is one.
     """
     batch, num_updates = model.batch_shape, int(model.summary.num_updates)
     if batch.numel() == 1 or couples_classes(model.likelihood):
@@ -144,24 +144,25 @@ def _rounding(model: StreamingCore, data: Data) -> Found:
     if step is None:
         return None
     text = (
-        f"Inputs are so large that {model.dtype} knows only steps of {step:g} between "
-        "them: neighbours become one point. Subtract the first value, as of a "
-        "timestamp, before they are converted to that dtype, or use "
+        f"Inputs are so large that {model.dtype} resolves only steps of {step:g}: "
+        "neighbours become one point. Subtract the first value, such as the first "
+        "timestamp, before you convert them to that dtype, or use "
         "model.to(torch.float64) and inputs of that dtype."
     )
     return text, PrecisionWarning
 
 
 def coarsest_step(points: Tensor, eps: float) -> float | None:
-    """The distance of neighbouring numbers where it hides that of the inputs.
+    """The spacing of floating-point numbers where it hides that of the inputs.
 
     Args:
         points: ``(n, d)``.
-        eps: Relative precision in which they came.
+        eps: Relative precision of the dtype they came in.
 
     Returns:
-        The largest such distance of a column whose distinct values are as close, or
-        whose only value is beyond all whole numbers of that precision; else ``None``.
+        The largest spacing among columns whose distinct values are as close, or whose
+        only value is too large for that dtype to resolve whole numbers; ``None`` if
+        there is no such column.
     """
     largest = points.abs().amax(0)
     step = eps * largest.clamp_min(1e-30).log2().floor().exp2()

@@ -1,4 +1,4 @@
-"""Change modules all at once, or not at all; look at them before or after."""
+"""Atomic changes of modules: all at once or not at all, never seen halfway."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def atomic_change(
     modules: Iterable[nn.Module],
     optimizers: Iterable[Optimizer] = (),
 ) -> Result:
-    """Change modules; if anything raises on the way, also Ctrl-C, put all back.
+    """Change modules atomically: any exception, even Ctrl-C, restores them.
 
-    Parameters keep their identity, since optimisers hold them: they have to be changed
-    one after the other, and something may come between.
+    Parameters keep their identity, because optimisers hold them. So they change one
+    after the other, and an exception may come in between.
 
     Args:
-        change: What is to happen as a whole.
-        modules: What it may change, with all their submodules.
-        optimizers: Optimisers whose memory it may change.
+        change: Makes the change.
+        modules: The modules it may change, with all their submodules.
+        optimizers: Optimisers whose state it may change.
 
     Returns:
         What ``change`` returns.
@@ -48,7 +48,7 @@ class Locks:
     """Who may change a model, and who may look at it.
 
     Attributes:
-        commit: Held for a moment: to change a model, or to look at all of it.
+        commit: Held briefly, to change a model or to read all of it.
     """
 
     def __init__(self) -> None:
@@ -58,19 +58,19 @@ class Locks:
 
     @contextmanager
     def turn(self, device: torch.device) -> Iterator[None]:
-        """Wait for others that change the model: each begins where another ended.
+        """Wait until other changes of the model are done: changes follow one another.
 
-        Whatever the mode of the caller, gradients can be taken in there. If it fails,
-        torch's random numbers are as if it had not begun.
+        Gradients can be taken inside, whatever the mode of the caller. If the change
+        fails, torch's generators are restored.
 
         Args:
             device: Device of the model.
         """
         if self._writing.locked() and self._writer == threading.get_ident():
             raise ArgumentError(
-                "The model is in the middle of an update, at whose end this change "
-                "would be lost. Do it after the update and not in its callback, or to "
-                "a copy: copy.deepcopy(model)."
+                "The model is in the middle of an update, which would overwrite this "
+                "change. Make it after the update, not in its callback, or change a "
+                "copy: copy.deepcopy(model)."
             )
         with self._writing, torch.inference_mode(False):
             on_host = torch.get_rng_state()
@@ -103,7 +103,7 @@ class AtomicModule:
         prefix: str = "",
         keep_vars: bool = False,
     ) -> Any:
-        """As that of ``torch.nn.Module``, but of values that stay as they are.
+        """Like that of ``torch.nn.Module``, but with copies of the values.
 
         Args:
             *args: As there.
@@ -126,7 +126,7 @@ class AtomicModule:
         strict: bool = True,
         assign: bool = False,
     ) -> Any:
-        """As that of ``torch.nn.Module``; if it raises, the model is as it was.
+        """Like that of ``torch.nn.Module``; if it raises, the model is unchanged.
 
         Args:
             state_dict: The state of a model with any number of inducing points.
@@ -139,7 +139,7 @@ class AtomicModule:
 
     @torch.inference_mode(False)
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
-        """As Python does it, while nobody changes the module."""
+        """Python's deep copy, made while nobody changes the module."""
         with self.core.locks.commit:
             new = memo[id(self)] = object.__new__(type(self))
             new.__setstate__(deepcopy(self.__getstate__(), memo))
@@ -147,7 +147,7 @@ class AtomicModule:
 
 
 class _Snapshot:
-    """Attributes, values and gradients of modules, and what optimisers remember."""
+    """Attributes, values and gradients of modules, and the state of optimisers."""
 
     def __init__(
         self, modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]
@@ -173,7 +173,7 @@ class _Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Make everything what it was; the objects are the same ones."""
+        """Restore everything in place; the objects stay the same."""
         for now, before in self.attributes:
             for name in now.keys() - before.keys():
                 del now[name]

@@ -1,4 +1,4 @@
-"""Copies of a model that tell what they were given from what they saw themselves."""
+"""Copies of a model that keep what they inherited apart from what they saw."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def branch(base: Model) -> Model:
 
 
 def mark(model: StreamingCore, key: int) -> None:
-    """Let all that a model knows be of a base.
+    """Mark everything a model knows as inherited from a base.
 
     Args:
-        model: The model; nobody else may see it meanwhile.
-        key: What :func:`key_of` says of the base.
+        model: The model; no other thread may use it meanwhile.
+        key: The key of the base, see :func:`key_of`.
     """
     memory = model.memory
     device = memory.g.device
@@ -79,7 +79,7 @@ def mark(model: StreamingCore, key: int) -> None:
 
 
 def key_of(base: StreamingCore) -> int:
-    """A number that names what a model knows; other knowledge has another number.
+    """A hash of what a model knows.
 
     Args:
         base: The model.

@@ -1,4 +1,4 @@
-"""State in buffers: of any size, replaced all at once, laid out as loaded ones."""
+"""State in buffers that may change their size and are replaced all at once."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Buffers(nn.Module):
     g: Tensor
 
     def replace(self, **buffers: Tensor) -> None:
-        """Take new buffers in one assignment: a reader sees the old ones, or these."""
+        """Replace buffers in one assignment: a reader sees the old ones or these."""
         self.__dict__["_buffers"] = self._buffers | buffers
 
     def __copy__(self) -> Any:
-        """The same buffers, which stay when those of this one are replaced."""
+        """A copy with the same buffers; it keeps them when these are replaced."""
         new = type(self).__new__(type(self))
         new.__dict__ = {**self.__dict__, "_buffers": dict(self._buffers)}
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        """Deep copies and pickles hold values: a fantasy's graph can be neither."""
+        """Copies and pickles hold values: a graph can be neither copied nor pickled."""
         buffers = {name: buffer.detach() for name, buffer in self.named_buffers()}
         return {**self.__dict__, "_buffers": buffers}
 
@@ -48,7 +48,7 @@ class Buffers(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Take sizes and dtypes of what is loaded; the default would insist on its own.
+        """Take the sizes of what is loaded; torch would insist on the present ones.
 
         Buffers are in the dtype of the algebra, whatever that of the model.
         """
@@ -101,7 +101,7 @@ class Buffers(nn.Module):
 
 
 class Start(nn.Module):
-    """Hyperparameters as they were before the first update: what a user set is in them.
+    """Hyperparameters as they were before the first update, as set by the user.
 
     Args:
         parameters: The parameters of a new model.
@@ -124,5 +124,5 @@ class Start(nn.Module):
 
 
 def stored(value: Tensor) -> Tensor:
-    """A tensor of its own, laid out as a loaded one would be: same bits afterwards."""
+    """A contiguous copy, as a loaded one would be: later results agree bit by bit."""
     return value.detach().clone(memory_format=torch.contiguous_format)

@@ -1,15 +1,15 @@
-r"""Intervals that learn from how earlier ones did.
+r"""Prediction intervals that are calibrated on earlier errors.
 
-A model that chooses its own hyperparameters from few data is too sure of itself, and a
-stream that changes surprises any model. Predictions of a stream are checked as soon as
-their targets come, so the width of the next interval can follow the distances
+A model that learns its hyperparameters from few data is overconfident, and a stream
+that changes surprises any model. Predictions of a stream are checked as soon as their
+targets come, so the width of the next interval can follow the distances
 
 .. math:: r_i = |y_i - \mu_i| / \sigma_i
 
 of targets from predictions that did not know them: the interval of level :math:`p` is
 :math:`\mu \pm q \sigma`, where a share :math:`p` of recent distances is below ``q``
 (split conformal prediction on a sliding window, Vovk et al. 2005; Barber et al. 2023).
-At first the distances are believed to be normal.
+Until there are enough of them, the distances are taken to be normal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Calibration:
     distances: tuple[float, ...] = ()
 
     def seen(self, distances: Iterable[float]) -> Calibration:
-        """The same after more of them."""
+        """The calibration after more of them."""
         new = (d for d in distances if math.isfinite(d))
         return Calibration((*self.distances, *new)[-WINDOW:])
 

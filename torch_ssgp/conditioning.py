@@ -35,7 +35,7 @@ def condition(
     """A new model that has also seen ``(x, y)``, in closed form.
 
     Args:
-        core: What is known; it stays as it is.
+        core: The model to condition; it is unchanged.
         x: ``(*batch, n, d)``.
         y: ``(*batch, n)``, or with further leading dimensions.
         noise: Known noise variances, of the shape of ``y``.
@@ -131,7 +131,7 @@ def _memory_with(
 
 @torch.no_grad()
 def _as_sites(core: StreamingCore, data: Data) -> tuple[Data, Tensor]:
-    """Gaussian data that say the same, and what to add to the residual for it."""
+    """Equivalent Gaussian data, and the correction of the residual."""
     x, past = data.x.detach(), _past(core, data, shared=False)
     z_a, x = fn.broadcast_matrices(_old_points(core, x).detach(), x)
     kernel, mean, likelihood = core.frozen_modules(data.y.dtype)

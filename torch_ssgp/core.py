@@ -1,7 +1,7 @@
-"""What the front door stands on: modules, buffers, checks, caches and locks of a model.
+"""The state of a streaming model: modules, buffers, checks, caches and locks.
 
-:class:`StreamingCore` holds a model together. What it offers without an underscore is
-for the other rooms of the package; :class:`~torch_ssgp.StreamingGP` is for users.
+:class:`StreamingCore` holds a model together. Its public methods are for other modules
+of the package; :class:`~torch_ssgp.StreamingGP` is for users.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch_ssgp.update.state import Known, Learned, Limits
 
 
 class StreamingCore(AtomicModule, GP):
-    """The state of a streaming model, and how other rooms reach it.
+    """The state of a streaming model, as other modules reach it.
 
     Args:
         prior: Mean, kernel and likelihood.
@@ -251,7 +251,7 @@ class StreamingCore(AtomicModule, GP):
         )
 
     def shares_noise(self, noise: Tensor | None) -> bool:
-        """Whether past and new data have the one noise of the likelihood."""
+        """Whether past and new data share the noise of the likelihood."""
         return (
             self.share_noise
             and self.alpha == 0
@@ -271,7 +271,7 @@ class StreamingCore(AtomicModule, GP):
 
     @torch.no_grad()
     def evidence(self, power: Tensor) -> Tensor:
-        """The bound of before, with the past raised to a power."""
+        """The bound before an update, with the past raised to a power."""
         if self.summary.is_empty:
             return self.summary.residual
         summary = copy(self.summary)
@@ -304,7 +304,7 @@ class StreamingCore(AtomicModule, GP):
 
     @torch.inference_mode(False)
     def frozen_modules(self, dtype: torch.dtype) -> tuple[Kernel, Mean, Likelihood]:
-        """Copies that nobody changes; made again when hyperparameters have changed."""
+        """Frozen copies of the modules, renewed when hyperparameters change."""
         with self.locks.commit:
             now = self._fingerprint()
             if self._frozen is not None:
@@ -326,9 +326,9 @@ class StreamingCore(AtomicModule, GP):
 
     @torch.inference_mode(False)
     def predictor(self, from_memory: bool = False) -> Predictor:
-        """What predicts; made again when what it is made of, or the jitter, changes.
+        """The cached predictor, rebuilt when its inputs or the jitter change.
 
-        With the graph of a fantasy, whether the first to ask for it needs it or not.
+        It keeps the graph of a fantasy, even if its first caller needs no gradients.
         """
         with self.locks.commit:
             summary, source = self.summary, self.memory if from_memory else self.summary

@@ -1,4 +1,4 @@
-r"""One stream over many processes, with the manners of ``DistributedDataParallel``.
+r"""One stream over many processes, in the style of ``DistributedDataParallel``.
 
     check     every rank its shard; one rank's error is raised by all
     gather    all ranks get the whole batch: ``n (d + 1)`` numbers, once per update
@@ -127,7 +127,7 @@ class Ranks(Team):
         ]
 
     def everyones(self, value: Any) -> list[Any]:
-        """Small objects of all ranks, in their order."""
+        """Small objects of all ranks, in the order of ranks."""
         values: list[Any] = [None] * self.size
         with _talking():
             dist.all_gather_object(values, value, group=self.group)
@@ -149,7 +149,7 @@ def _talking() -> Iterator[None]:
 
 
 class Report(NamedTuple):
-    """What a rank says before an update.
+    """The report of a rank before an update.
 
     Attributes:
         problem: Name and message of what is wrong with its arguments, if anything.
@@ -180,14 +180,14 @@ class DistributedStreamingGP(nn.Module):
 
     Args:
         model: The model, on the device of this rank. It becomes that of the first rank.
-        process_group: Who takes part; all processes by default.
-        shard_above: Fewest data of a batch whose work is divided; smaller ones are done
-            on every rank, which costs less than to talk about it. The size of the
-            memory by default.
+        process_group: The processes that take part; all by default.
+        shard_above: Size of the smallest batch whose work is divided. Every rank does
+            all the work of smaller ones, which costs less than messages. The size of
+            the memory by default.
 
     Attributes:
         module: The model.
-        ranks: Who takes part, with a count of what was sent.
+        ranks: The ranks that take part, with a count of what was sent.
 
     Example:
         Run it by ``torchrun --nproc-per-node=2``::
@@ -274,7 +274,7 @@ class DistributedStreamingGP(nn.Module):
                 ranks; ``callback`` and ``progress`` may differ.
 
         Returns:
-            What happened, the same on all ranks but for ``seconds``.
+            The report of the update, the same on all ranks except for ``seconds``.
         """
         core = self.module
         with core.locks.turn(core.device):
@@ -293,7 +293,7 @@ class DistributedStreamingGP(nn.Module):
     def _checked(
         self, x: Tensor, y: Tensor, noise: Tensor | None, given: dict[str, Any]
     ) -> tuple[Data, UpdateOptions]:
-        """Shard and options, if they are all right on every rank."""
+        """Shard and options, if they are valid on every rank."""
         known = [field.name for field in fields(UpdateOptions)]
         shard: Data | None
         shard, options = None, UpdateOptions()

@@ -113,7 +113,7 @@ def widen(
 ) -> StreamingGP:
     """The same model with more inputs, each of which had one value so far.
 
-    Nothing it knows changes: in what was seen, the new inputs are no distance apart.
+    What it knows is unchanged: all data seen have the same value of the new inputs.
 
     Args:
         model: A model with the default kernel.
@@ -142,7 +142,7 @@ def widen(
 
 
 def as_tensor(value: Array, model: StreamingGP) -> Tensor:
-    """An array in the dtype and on the device of a model; never the array's memory."""
+    """A copy of an array, in the dtype and on the device of a model."""
     value = np.array(value, dtype=np.float64, order="C")
     return torch.from_numpy(value).to(model.device, model.dtype)
 
@@ -194,8 +194,8 @@ def class_probabilities(
 ) -> Tensor:
     r"""Probabilities of all classes, ``(n, classes)``.
 
-    Of a softmax, :math:`E\, \mathrm{softmax}(f)` over a fixed set of points that are
-    normal and evenly spread: the same in every call, and row by row.
+    For a softmax this is :math:`E\, \mathrm{softmax}(f)` over a fixed quasi-random set
+    of normal points: the same in every call, and for every row.
 
     Args:
         model: A model with a Bernoulli or Softmax likelihood.

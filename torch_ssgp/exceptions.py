@@ -49,7 +49,7 @@ class MergeError(ArgumentError):
 
 
 class SupportError(InputError):
-    """Targets that the likelihood cannot explain, such as labels of no class."""
+    """Targets outside the support of the likelihood, such as unknown labels."""
 
 
 class UnsupportedLikelihoodError(StreamingGPError, TypeError):
@@ -61,19 +61,19 @@ class ExportError(StreamingGPError, TypeError):
 
 
 class FactorizationError(StreamingGPError, RuntimeError):
-    """A covariance that stayed indefinite, whatever jitter was added."""
+    """A covariance that could not be factored with any jitter."""
 
 
 class StateError(StreamingGPError, RuntimeError):
-    """A file that is not a whole model of this class; nothing was loaded."""
+    """A file or state that is not a complete model; nothing was loaded."""
 
 
 class Breakdown(FactorizationError):
-    """Hyperparameters at which nothing finite comes out; an update falls back."""
+    """Hyperparameters at which results are not finite; an update falls back."""
 
 
 class PeerError(StreamingGPError, RuntimeError):
-    """A process that was lost, or failed, in the middle of a common update."""
+    """A process that was lost, or failed, during a shared update."""
 
 
 class MissingDependencyError(StreamingGPError, ImportError):
@@ -89,19 +89,19 @@ class NumericalWarning(StreamingGPWarning):
 
 
 class BudgetWarning(StreamingGPWarning):
-    """Inducing points that are too few to keep what the stream said."""
+    """Too few inducing points to represent what the stream said."""
 
 
 class SharedHyperparametersWarning(StreamingGPWarning):
-    """Streams of a batch that share hyperparameters for lack of a batch shape."""
+    """Streams that share hyperparameters because a module has no batch shape."""
 
 
 class PrecisionWarning(StreamingGPWarning):
-    """Inputs whose neighbours are one point in the dtype in which they came."""
+    """Inputs that are too close together for their dtype."""
 
 
 class FlattenedWarning(StreamingGPWarning):
-    """Learning that gave up the function, and called what it said noise."""
+    """Learning that gave up the function and took it for noise."""
 
 
 class ForgottenAbsorbWarning(StreamingGPWarning):
@@ -131,7 +131,7 @@ def _package(frame: FrameType) -> str:
 
 @contextmanager
 def breakdowns(*errors: type[Exception]) -> Iterator[None]:
-    """Turn errors of linear algebra, and those given, into a :class:`Breakdown`.
+    """Turn errors of linear algebra, and further ones, into a :class:`Breakdown`.
 
     Args:
         *errors: What else hyperparameters out of range may raise here.

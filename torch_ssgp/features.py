@@ -44,7 +44,7 @@ class Columns:
 
         Args:
             rows: New data.
-            grow: Whether features that are not known yet become columns.
+            grow: Whether new features become columns.
         """
         names = list(self.names)
         if grow:
@@ -62,7 +62,7 @@ class Columns:
         return Columns(self.absent, tuple(names), count, total)
 
     def place(self, rows: Sequence[Row]) -> Array:
-        """Data as a matrix ``(n, d)``; features that are no column are left out."""
+        """Data as a matrix ``(n, d)``; features without a column are left out."""
         x = np.tile(self.fill, (len(rows), 1))
         for i, row in enumerate(rows):
             for j, name in enumerate(self.names):

@@ -19,8 +19,8 @@ all rows, :math:`L L^\top = K_{bb}`, :math:`A = L^{-1} K_{br}`,
     \qquad \|c\|^2 = \gamma^\top D \gamma.
 
 Two products and one triangular solve of ``m × m × rows``; the rest is ``m × m × m``.
-The gradient has no gradient of its own: who needs second derivatives takes the plain
-formulas, which also serve Power-EP.
+The gradient is not differentiable: for second derivatives, and for Power-EP, use the
+plain formulas.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def evidence(
         t: ``(*batch,)``, prior variance of the rows and residual carried over.
         s: ``(*batch,)``, noise scale of the rows.
         n: ``()``, number of data behind the rows.
-        sums: Where ``K_br``, ``r`` and ``t`` are of some of the rows only, what adds
-            the products of all of them up.
+        sums: Adds products up over all rows, where ``K_br``, ``r`` and ``t`` have only
+            some of them.
 
     Returns:
         ``(*batch,)``.

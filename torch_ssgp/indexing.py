@@ -97,11 +97,11 @@ def _as_index(core: StreamingCore, index: Any) -> Index:
 
 
 def _taken(value: Tensor, num_own: int, batch: torch.Size, index: Index) -> Tensor:
-    """Values of some streams, as a tensor of its own.
+    """Values of some streams, as a new tensor.
 
     Args:
-        value: Its first ``num_own`` dimensions are of streams; zero if all share it.
-        num_own: How many.
+        value: A tensor whose first ``num_own`` dimensions run over streams.
+        num_own: The number of these dimensions; zero if all streams share the value.
         batch: Batch shape of the model.
         index: Which streams.
     """
@@ -122,12 +122,12 @@ def _buffers_of(old: Buffers, new: Any, batch: torch.Size, index: Index) -> Any:
 
 
 class Owned(NamedTuple):
-    """Tensors of a module that streams have of their own.
+    """Tensors of a module that have a value per stream.
 
     Attributes:
         module: Where they are.
         tensors: Parameters, buffers and what else it holds.
-        num_own: How many of their dimensions, the first ones, are of streams.
+        num_own: How many of their first dimensions run over streams.
     """
 
     module: nn.Module
@@ -136,7 +136,7 @@ class Owned(NamedTuple):
 
 
 def _owned(root: nn.Module) -> Iterator[Owned]:
-    """What streams have of their own in a module and all that it is made of."""
+    """The tensors with a value per stream, in a module and its submodules."""
     for module in root.modules():
         by_count: dict[int, list[Tensor]] = {}
         for tensor in _tensors(module):
@@ -165,14 +165,14 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _batch_shape(module: Any) -> torch.Size:
-    """What a kernel or a mean says of itself, not of its parts."""
+    """The batch shape of a kernel or a mean itself, without that of its parts."""
     name = "_batch_shape" if isinstance(module, Kernel) else "batch_shape"
     is_known = isinstance(module, Kernel | Mean)
     return getattr(module, name, torch.Size()) if is_known else torch.Size()
 
 
 def _num_own(module: nn.Module, tensor: Tensor) -> int:
-    """How many dimensions of a tensor, the first ones, are of streams."""
+    """How many of the first dimensions of a tensor run over streams."""
     if isinstance(module, LinearMean):
         return tensor.ndim - (2 if tensor is module.weights else 1)
     if isinstance(module, Likelihood | HomoskedasticNoise | FixedGaussianNoise):
@@ -182,7 +182,7 @@ def _num_own(module: nn.Module, tensor: Tensor) -> int:
 
 
 def _set_batch_shape(module: Any, num_own: int, shape: torch.Size) -> None:
-    """Tell a module that knows its batch shape what it is now."""
+    """Set the batch shape of a module that stores one."""
     if isinstance(module, Kernel):
         module._batch_shape = shape
     elif isinstance(module, Mean) and hasattr(module, "batch_shape"):

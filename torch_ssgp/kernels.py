@@ -435,7 +435,7 @@ def _side_by_side(columns: list[Tensor]) -> Tensor:
 
 
 def _batch(*shapes: torch.Size) -> torch.Size:
-    """What shapes broadcast to; cheaper than torch's own."""
+    """The broadcast of shapes; faster than torch's own."""
     first = shapes[0]
     if all(shape == first for shape in shapes):
         return first

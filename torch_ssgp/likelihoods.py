@@ -1,8 +1,8 @@
 r"""What an update asks of a GPyTorch likelihood.
 
-Gaussian likelihoods have a noise (see :mod:`torch_ssgp.modules`). Of any other one only
-:math:`E_q \log p(y_i \mid f_i)` is needed, as a function of the marginal mean and
-variance of :math:`f_i`, and which targets it can explain at all.
+Gaussian likelihoods have a noise (see :mod:`torch_ssgp.modules`). Of any other
+likelihood only two things are needed: :math:`E_q \log p(y_i \mid f_i)` as a function of
+the marginal mean and variance of :math:`f_i`, and the targets it can explain.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def check_likelihood(
 def default_mean(likelihood: Likelihood, batch_shape: torch.Size) -> Mean:
     """A constant mean; for labels zero.
 
-    A mean learned from a batch of one class would explain that class, its data would
+    A mean learned from a batch of one class would explain that class. Its data would
     leave no trace in the summary, and the next class would undo what was learned.
     """
     if takes_labels(likelihood):
@@ -155,12 +155,12 @@ def prepare_targets(
 def fill_missing(
     likelihood: Likelihood, y: Tensor, missing: Tensor, name: str
 ) -> Tensor:
-    """Targets with some value, of weight zero later, where there is no reading.
+    """Targets with missing readings filled in; these get weight zero later.
 
     Args:
         likelihood: The likelihood.
         y: ``(*batch, n)`` targets.
-        missing: ``(*batch, n)``, which are not there.
+        missing: ``(*batch, n)``, which are missing.
         name: What to call the targets in messages.
     """
     y = y.masked_fill(missing, 0.0)
@@ -219,7 +219,7 @@ def _supported(likelihood: Likelihood, y: Tensor) -> tuple[Tensor, str]:
 
 
 def check_takes_noise(likelihood: Likelihood, noise: Tensor | None) -> None:
-    """Raise for noise variances of a likelihood that has none, or if it needs them."""
+    """Raise if noise variances are missing, or given to a likelihood without noise."""
     if noise is None and isinstance(likelihood, FixedNoiseGaussianLikelihood):
         raise ArgumentError(
             "FixedNoiseGaussianLikelihood needs the noise variance of every point; got "
@@ -311,10 +311,10 @@ def _expected_log_prob(
 
 @contextmanager
 def _seeded(device: torch.device) -> Iterator[None]:
-    """The same samples at every call; generators are as before afterwards.
+    """Draw the same samples in every call, then restore the generators.
 
     Only those of the CPU and of ``device`` are touched: ``torch.manual_seed`` would
-    also seed every other GPU, which nobody sets back.
+    also seed every other GPU, and not restore it.
     """
     is_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if is_cuda else []):
@@ -331,7 +331,7 @@ def _quadrature(
     mean: Tensor,
     variance: Tensor,
 ) -> Tensor:
-    """Gauss-Hermite quadrature with nodes in full precision, GPyTorch's are float32."""
+    """Gauss-Hermite quadrature with nodes in full precision; GPyTorch's are float32."""
     nodes, weights = _nodes(likelihood.quadrature.num_locs, mean.dtype, mean.device)
     shape = (-1, *(1 for _ in mean.shape))
     nodes, weights = nodes.view(shape), weights.view(shape)

@@ -1,8 +1,7 @@
 r"""The memory of a stream: a small regression data set, finer than the model.
 
 A model computes with its inducing points. What was seen is kept apart from them, so
-that neither their number nor the hyperparameters of the moment decide what is
-remembered:
+that neither their number nor the current hyperparameters decide what is remembered:
 
 * *raw data*, as they came: nothing about them is approximated, and those of other
   likelihoods can still be read anew;
@@ -32,7 +31,7 @@ from torch_ssgp.functional import PseudoObservations
 
 
 class Data(NamedTuple):
-    r"""Data as an update sees them, old raw ones first.
+    r"""Data as an update sees them: raw data of the memory first.
 
     Attributes:
         x: ``(*batch, n, d)``.
@@ -58,7 +57,7 @@ class Data(NamedTuple):
         return None if self.weight is None else self.weight > 0
 
     def narrow(self, start: int, count: int) -> Data:
-        """Only ``count`` of them, from ``start`` on."""
+        """``count`` of the data, from ``start`` on."""
         return Data(
             self.x.narrow(-2, start, count),
             self.y.narrow(-1, start, count),
@@ -220,7 +219,7 @@ class Memory(Buffers):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """A state from before there were branches is none, and waits for nothing."""
+        """A state saved before branches existed is none, and waits for nothing."""
         if prefix + "doubted" in state_dict:
             nothing = torch.zeros_like(state_dict[prefix + "doubted"])
             state_dict.setdefault(prefix + "waiting", nothing)
@@ -398,7 +397,7 @@ def no_base(residual: Tensor) -> dict[str, Tensor]:
 
 
 def remember(old: Data, new: Data) -> Data:
-    """New data below the raw ones of before; with a noise each, where any has one.
+    """Append new data to the raw ones; if any has a noise of its own, all get one.
 
     Args:
         old: Raw data of the memory.
@@ -446,7 +445,7 @@ def extremes(before: Tensor, data: Data) -> Tensor:
 
 
 def no_raw_data(data: Data) -> tuple[Data, GaussianData]:
-    """None, in the shape of those there are."""
+    """No raw data, in the shape of these."""
     nothing = data.y[..., :0]
     residual = data.y.new_zeros(data.y.shape[:-1])
     return Data(data.x[..., :0, :], nothing), GaussianData(nothing, None, residual)

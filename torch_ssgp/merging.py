@@ -54,15 +54,16 @@ def merge(
     Models that saw separate data are independent; they need nothing in common but their
     structure. Models that continued from one ``base`` all know what it knew, which is
     then counted once. Send them out with :func:`torch_ssgp.branch`, which keeps that
-    apart in their memories. Plain copies of the base will do as long as their memories
-    were not compressed since, or if hyperparameters and inducing points stayed fixed.
+    apart in their memories. Plain copies of the base also work, as long as their
+    memories were not compressed since, or their hyperparameters and inducing points
+    stayed fixed.
 
     Inducing points that all models have in common are kept; otherwise the policy
-    chooses. A model that has forgotten some of the base has a say in it: the smallest
-    power that any of them left is what the base counts.
+    chooses. Where models have forgotten some of the base, it counts with the smallest
+    power that any of them has left.
 
     Args:
-        models: What to merge, at least one; each of them was updated or is empty.
+        models: The models to merge, at least one; some may be empty.
         base: The model that all of them continued from.
         learn_hyperparameters: Whether to learn hyperparameters and inducing points on
             all that is remembered. Otherwise hyperparameters are those of the model
@@ -182,13 +183,13 @@ def _common_points(cores: list[StreamingGP]) -> Tensor | None:
 
 
 def _store(result: StreamingGP, part: Part, shared_noise: bool) -> None:
-    """Let a model remember a part, and nothing else; marks of a base stay."""
+    """Replace the memory of a model by a part; marks of a base stay."""
     values = buffers(part.rows, part.data, part.sites, shared_noise)
     result.memory.replace(**values)
 
 
 def _mark(result: StreamingGP, base: Part, key: int, power: Tensor) -> None:
-    """Let what comes first be that of a base, of which a power is left."""
+    """Mark the first rows and data as those of a base, of which a power is left."""
     past, device = base.rows.past, base.target.device
     counts = torch.tensor([key, past.g.size(-1), base.data.y.size(-1)], device=device)
     result.memory.replace(
@@ -202,7 +203,7 @@ def _mark(result: StreamingGP, base: Part, key: int, power: Tensor) -> None:
 
 
 def _count(result: StreamingGP, lead: StreamingGP) -> None:
-    """Data that came since hyperparameters were learned are those of the others."""
+    """Count the data of other models as new since hyperparameters were learned."""
     memory, old = result.memory, lead.memory
     num_new = (memory.num_data.max() - old.num_data.max()).clamp_min(0)
     memory.replace(
@@ -265,7 +266,7 @@ def _check_no_common_base(cores: list[StreamingGP]) -> None:
 
 
 def _check_alike(a: StreamingCore, b: StreamingCore, first: str, second: str) -> None:
-    """Raise unless two models can have the same function and the same data."""
+    """Raise unless two models have the same structure and units."""
     facts: dict[str, tuple[Any, Any]] = {
         "likelihood": (_structure(a.likelihood), _structure(b.likelihood)),
         "covar_module": (_structure(a.covar_module), _structure(b.covar_module)),

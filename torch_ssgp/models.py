@@ -88,7 +88,7 @@ class StreamingGP(StreamingCore):
         share_noise: Learn one noise from all data ever seen, where the likelihood has
             one noise and ``alpha`` is 0. ``False`` gives the form of the paper, in
             which the past keeps the noise it had.
-        batch_shape: Shape of independent streams, updated in one go.
+        batch_shape: Shape of independent streams, updated together.
         memory_size: Number of points of the memory; twice ``num_inducing`` by default.
             With ``num_inducing`` the past is kept at the inducing points themselves,
             as in the paper.
@@ -181,8 +181,8 @@ class StreamingGP(StreamingCore):
 
         Args:
             x_new: ``(*batch_shape, n, d)`` or ``(n, d)``; ``(n,)`` is one column.
-            y_new: ``(*batch_shape, n)``. In a batch of streams NaN is a reading that a
-                stream does not have: it counts for nothing.
+            y_new: ``(*batch_shape, n)``. In a batch of streams NaN marks a missing
+                reading, which is ignored.
             noise: Known noise variances ``(*batch_shape, n)``. From then on the past
                 keeps the noise it has (site form).
             num_steps: Budget of the inner loop; 0 for the closed form alone. With
@@ -199,9 +199,9 @@ class StreamingGP(StreamingCore):
                 whenever it moves hyperparameters.
             inducing_points: ``(*batch_shape, m, d)``, the new inducing points (or
                 where the inner loop starts). Otherwise the policy chooses.
-            trust_region: Width of a region around the hyperparameters of before: a
-                move of their logarithms by so much costs half a nat, twice as much
-                two nats. ``None`` lets the data alone decide.
+            trust_region: Width of a region around the previous hyperparameters. Moving
+                a logarithm by this width costs half a nat, by twice the width two nats.
+                ``None`` leaves it to the data.
             forget: Power of the past's likelihood, in (0, 1]; 1 forgets nothing.
                 ``"auto"`` lets the evidence of the new data decide: 1 while they are
                 what the model expects, less where the function drifts, 0 where it
@@ -238,13 +238,13 @@ class StreamingGP(StreamingCore):
         options: UpdateOptions,
         walk: Callable[..., Learned] = learn,
     ) -> UpdateResult:
-        """Learn from checked data, which may be none: from what is remembered.
+        """Learn from checked data, or from the memory alone if there are none.
 
         Args:
             data: The data.
             options: How to learn.
-            walk: Does it: :func:`~torch_ssgp.update.learning.learn`, or the same in
-                several processes.
+            walk: Performs the update: :func:`~torch_ssgp.update.learning.learn`, or the
+                same in several processes.
         """
         start = time.perf_counter()
         points = self.check_inducing_points(options.inducing_points, data.x)
@@ -337,8 +337,8 @@ class StreamingGP(StreamingCore):
     def forward(self, x: Tensor, from_memory: bool = False) -> MultivariateNormal:
         """Latent posterior at ``x``; the same in train and eval mode.
 
-        Differentiable in ``x``, not in hyperparameters. Nothing is factored again
-        until hyperparameters or what is known change.
+        Differentiable in ``x``, not in hyperparameters. Factorisations are reused until
+        hyperparameters or data change.
 
         Args:
             x: ``(*batch, n, d)``.
@@ -372,13 +372,13 @@ class StreamingGP(StreamingCore):
     def export(
         self, dtype: torch.dtype | None = None, *, from_memory: bool = False
     ) -> ExportedGP:
-        """What :meth:`predict` says, as a plain module: x -> (mean, variance).
+        """The model as a plain module: x -> (mean, variance) of :meth:`predict`.
 
         Tensors and closed formulas only, for ``torch.export``, ``torch.compile``,
         ``torch.jit.trace`` and ONNX. It is a snapshot: later updates do not change it.
 
         Args:
-            dtype: Of the results; that of the model by default.
+            dtype: Dtype of the results; that of the model by default.
             from_memory: As in ``model(x, from_memory=True)``.
 
         Returns:
@@ -396,7 +396,7 @@ class StreamingGP(StreamingCore):
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> StreamingGP:
         """One stream of a batch, or some, as a model of its own.
 
-        It is a copy: it predicts, learns and is saved as any other model, and neither
+        It is a copy. It predicts, learns and is saved like any other model, and neither
         changes the other. ``for stream in model`` goes through all of them.
 
         Args:
@@ -419,8 +419,8 @@ class StreamingGP(StreamingCore):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a file, for :meth:`load`.
 
-        The file is replaced at once, when the new one is on the disk: a process that
-        is killed meanwhile leaves the old one.
+        The file is replaced atomically: an interrupted save leaves the previous file
+        intact.
 
         Args:
             path: The file to write.
@@ -439,10 +439,10 @@ class StreamingGP(StreamingCore):
         mean_module: Mean | None = None,
         inducing_policy: InducingPolicy | None = None,
     ) -> StreamingGP:
-        """Read a model that :meth:`save` wrote; it goes on as if it had never stopped.
+        """Read a model that :meth:`save` wrote; it continues where it stopped.
 
-        No code of the file is run: GPyTorch's modules and the policies of this
-        package are rebuilt from it, classes of your own are passed.
+        No code in the file is run. GPyTorch's modules and the policies of this package
+        are rebuilt from it. Pass modules of your own classes.
 
         Args:
             path: The file.

@@ -37,7 +37,7 @@ KERNELS = threading.RLock()
 
 
 def leave_inference_mode(value: Tensor) -> Tensor:
-    """A tensor that autograd may keep: those of inference mode it refuses."""
+    """A tensor that autograd can save; it refuses those of inference mode."""
     return value.clone() if value.is_inference() else value
 
 
@@ -98,7 +98,7 @@ def variances(kernel: Kernel | Form, x: Tensor) -> Tensor:
 
 
 def lazy_gram(kernel: Kernel, x: Tensor) -> LinearOperator:
-    """Covariance ``(*batch, n, n)``, computed when somebody asks for it."""
+    """Covariance ``(*batch, n, n)``, computed on demand."""
     with KERNELS:
         K = kernel(x)
     if type(K) is not LazyEvaluatedKernelTensor:
@@ -113,7 +113,7 @@ def lazy_gram(kernel: Kernel, x: Tensor) -> LinearOperator:
 
 
 class _LazyGram(LazyEvaluatedKernelTensor):
-    """GPyTorch's lazy covariance, for several threads."""
+    """GPyTorch's lazy covariance, made thread-safe."""
 
     @cached(name="kernel_eval")
     def evaluate_kernel(self) -> LinearOperator:
@@ -287,7 +287,7 @@ def prior_blocks(
 
 
 def has_shared_noise(likelihood: Likelihood) -> bool:
-    """Whether all data, past and future, have the one noise of the likelihood."""
+    """Whether all data, past and future, share the noise of the likelihood."""
     return isinstance(likelihood, GaussianLikelihood)
 
 

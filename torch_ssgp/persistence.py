@@ -1,10 +1,10 @@
-"""States that survive: models in files.
+"""Models in files.
 
 A file is a tag, the SHA-256 of all that follows (torch does not check the CRCs of its
-own files), and a ``torch.save`` of plain values and tensors. Every module is a blob of
-bytes of its own in there, so that one class nobody knows leaves the rest readable.
-Nothing in a file is run: ``torch.load(weights_only=True)`` builds GPyTorch's classes
-and ours, and what is none of them is passed to ``load`` by its author.
+own files), and a ``torch.save`` of plain values and tensors. Every module is stored as
+its own blob of bytes, so that one unknown class leaves the rest readable. No code in a
+file is run: ``torch.load(weights_only=True)`` builds GPyTorch's classes and ours.
+Modules of other classes are passed to ``load``.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def fitting_together(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _replace_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write to a new file, then give it the name: nobody ever sees half of one."""
+    """Write a new file, then rename it: no reader ever sees half a file."""
     path = os.path.realpath(path)  # a link stays a link
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f".{name}.{uuid.uuid4().hex}.tmp")
@@ -315,7 +315,7 @@ def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _check_kinds(entries: dict[str, Any], kinds: dict[str, type]) -> None:
-    """Raise unless these entries are there, and of these kinds."""
+    """Raise unless these entries exist and have these types."""
     for name, kind in kinds.items():
         if not isinstance(entries[name], kind):
             raise TypeError(f"{name} is {kind_of(entries[name])}")
@@ -349,7 +349,7 @@ def _check_same_classes(
 
 
 def _pack(module: Any) -> bytes | None:
-    """A module as bytes, or None if it cannot be pickled: then its author has it."""
+    """A module as bytes, or None if it cannot be pickled: then it is passed to load."""
     buffer = io.BytesIO()
     pickle_module = SimpleNamespace(__name__="pickle", Pickler=_Pickler)
     try:
@@ -427,7 +427,7 @@ _lock = threading.Lock()
 
 
 def _known() -> set[Any]:
-    """All that a file may name: the classes of these packages, and what they hold."""
+    """All that a file may refer to: the classes of these packages and their parts."""
     classes = {
         value
         for package, module in list(sys.modules.items())

@@ -1,4 +1,4 @@
-"""Sets of points: thin them, merge copies, drop what the others already say."""
+"""Sets of points: thin them, merge copies, drop redundant ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch_ssgp.modules import inducing_gram, same_points
 
 
 def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
-    r"""Inducing points without those the jitter cannot tell from an earlier one.
+    r"""Inducing points without those that the jitter hides behind an earlier one.
 
-    Two values are the same for all purposes if
+    Two values are the same in practice if
     :math:`\mathrm{var}(f(z_i) - f(z_j)) \le j (k_i + k_j)`, no more than their jitter.
 
     Args:
@@ -44,7 +44,7 @@ def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
 def unexplained(
     kernel: Kernel, points: Tensor, given: Tensor, jitter: float
 ) -> tuple[Tensor, Tensor]:
-    """Covariance of ``points`` that ``given`` ones leave, and the jitter in it."""
+    """Covariance of ``points`` given ``given``, and the jitter in it."""
     num_given = given.size(-2)
     every = torch.cat([given, points], -2)
     K, _, added = inducing_gram(kernel, every, jitter)

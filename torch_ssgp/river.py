@@ -1,4 +1,4 @@
-"""Estimators for river: ``learn_one``, ``predict_one``, mini-batches. Needs it."""
+"""Estimators for river: ``learn_one``, ``predict_one``, mini-batches."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
 
     Features need no scaling. Before the first datum the prediction is the prior's: 0.
 
-    Features may come and go. A feature that appears later had, for all the model knows,
-    one value before: what was learned stays exactly as it was. A feature that a datum
+    Features may come and go. A feature that appears later is taken to have had one
+    value before: what was learned stays exactly as it was. A feature that a datum
     lacks, or that is ``None`` or NaN, counts as its mean so far, or as ``absent``. A
-    kernel given is for the features of the first data: later ones are ignored, with a
-    warning.
+    kernel that you pass is for the features of the first data: later ones are ignored,
+    with a warning.
 
     Args:
         kernel: A GPyTorch kernel; by default Matérn 5/2 with one lengthscale per
@@ -62,7 +62,7 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
         options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`; by default
             ``UpdateOptions(forget="auto")``, which notices when the stream changes.
         batch_size: Number of data that ``learn_one`` collects for an update; at first
-            fewer, 1, 1, 2, 4, ... Predictions do not know those that wait.
+            fewer, 1, 1, 2, 4, ... Predictions do not use data that wait.
         absent: Value of a feature that is not there; by default its mean so far.
         from_memory: Whether to predict from all points of the memory, which is more
             accurate and costs more.
@@ -108,7 +108,7 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
         self._calibration = calibration
 
     def _checked_against(self, rows: list[Row], targets: list[float]) -> Calibration:
-        """The calibration after targets whose predictions did not know them."""
+        """The calibration after targets that were not learned yet."""
         if self._model is None or len(rows) != len(targets):
             return self._calibration
         mean, std = self._predict(rows)
@@ -154,9 +154,8 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
     ) -> conf.Interval:
         """An interval that holds the target with a probability of ``level``.
 
-        Its width follows from how far recent targets were from the predictions of
-        what was known before them, see :mod:`torch_ssgp.calibration`; that of a
-        distribution is the model's alone.
+        Its width follows from how far recent targets were from their predictions, see
+        :mod:`torch_ssgp.calibration`. The width of a distribution is the model's own.
 
         Args:
             x: Features.
@@ -201,7 +200,7 @@ _TINY = 1e-300
 
 
 def _gaussian(mean: float, std: float) -> proba.Gaussian:
-    """River's distribution; it is made of data, and two say it all."""
+    """River's distribution, which is built from data: two are enough."""
     distribution = proba.Gaussian()
     for sign in (-1, 1):
         distribution.update(float(mean) + sign * float(std) / math.sqrt(2))
@@ -212,9 +211,9 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
     """Gaussian process classification on a stream of dictionaries.
 
     Labels need not be known in advance. Two classes are one function behind a probit,
-    more are one function each behind a softmax. A class that appears later asks for a
-    model with one more function: it is made anew and learns the last ``memory_size``
-    data, which are kept for that.
+    more are one function each behind a softmax. A class that appears later needs a
+    model with one more function. A new model then learns the last ``memory_size`` data,
+    which are kept for this.
 
     Features need no scaling; those that appear later or are absent are treated as in
     :class:`StreamingGPRegressor`. Before the first datum there is no class to predict:
@@ -315,7 +314,7 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
 
         Args:
             x: Features.
-            **kwargs: Nothing; river's interface has it.
+            **kwargs: Unused; part of river's interface.
         """
         (probabilities,) = self._predict([as_row(x)]).tolist()
         return dict(zip(self._classes, probabilities, strict=True))

@@ -32,7 +32,7 @@ DEFAULTS = UpdateOptions(forget="auto")
 
 
 def as_rows(frame: Any) -> list[Row]:
-    """The rows of a data frame; values that are missing count as absent."""
+    """The rows of a data frame; missing values count as absent."""
     names, matrix = frame.columns, to_numpy(frame)
     return [as_row(dict(zip(names, values, strict=True))) for values in matrix]
 
@@ -130,11 +130,11 @@ class StreamingEstimator(base.Estimator):
         raise NotImplementedError
 
     def _learn(self, data: list[tuple[Row, Any]]) -> None:
-        """Learn data that waited; everything changes at the end, or nothing."""
+        """Learn the waiting data, atomically."""
         raise NotImplementedError
 
     def _seen(self, rows: list[Row]) -> Columns:
-        """The columns after new data; a kernel given is for the first features."""
+        """The columns after new data; no new ones where a kernel was passed."""
         grow = self.kernel is None or not self._columns.names
         columns = self._columns.seen(rows, grow=grow)
         if not columns.names:
@@ -148,7 +148,8 @@ class StreamingEstimator(base.Estimator):
                 warn(
                     f"The features {', '.join(sorted(extra))} are ignored: the kernel "
                     f"given is for {', '.join(map(str, columns.names))}. Use "
-                    "kernel=None for features that appear later. This is said once.",
+                    "kernel=None for features that appear later. This warning is shown "
+                    "once.",
                     StreamingGPWarning,
                 )
                 self._warned = True

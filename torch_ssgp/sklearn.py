@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn: ``fit``, ``partial_fit``, ``predict``. Needs it."""
+"""Estimators for scikit-learn: ``fit``, ``partial_fit``, ``predict``."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class _StreamingGP(BaseEstimator):
 
 @contextmanager
 def _all_or_nothing(estimator: Any) -> Iterator[None]:
-    """Leave an estimator as it was where anything is wrong with the data."""
+    """Leave an estimator unchanged if anything is wrong with the data."""
     before = dict(vars(estimator))
     try:
         yield
@@ -135,16 +135,16 @@ def _weighted(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Any
 
 
 class StreamingGPRegressor(RegressorMixin, _StreamingGP):
-    r"""Gaussian process regression that goes on learning.
+    r"""Gaussian process regression that keeps learning.
 
-    ``fit`` begins anew, ``partial_fit`` goes on: each is one
+    ``fit`` starts afresh, ``partial_fit`` continues. Each call is one
     :meth:`~torch_ssgp.StreamingGP.update` of a model in float64, with Gaussian noise
     that is learned. Rows may come in batches of any size; what they say is kept in a
     memory of bounded size. Inputs and targets need no scaling.
 
     Several targets are independent functions of the same inputs. Without a kernel, each
-    has hyperparameters of its own; a kernel given is shared, unless it has the number
-    of targets as its ``batch_shape``.
+    has hyperparameters of its own; a kernel that you pass is shared, unless its
+    ``batch_shape`` is the number of targets.
 
     ``sample_weight`` is the power of the likelihood of a row: a weight of two says
     exactly what two equal rows say, and gives the posterior of half the noise. Rows of
@@ -209,7 +209,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         self.likelihood = likelihood
 
     def __sklearn_tags__(self) -> Any:
-        """Several targets are welcome."""
+        """Several targets are supported."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
@@ -232,7 +232,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
     def partial_fit(
         self, X: Any, y: Any, sample_weight: Any = None
     ) -> StreamingGPRegressor:
-        """Go on with these data; the first call begins.
+        """Continue with these data; the first call starts.
 
         Args:
             X: ``(n, d)`` array or data frame, with the features of before.
@@ -293,8 +293,8 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
     ) -> Any:
         """Mean of the function, with its standard deviation or covariance.
 
-        As with ``GaussianProcessRegressor`` these are those of the function. For
-        targets, such as intervals that new data fall into, set ``include_noise``.
+        As in ``GaussianProcessRegressor``, these describe the function. For intervals
+        of new targets, set ``include_noise``.
 
         Args:
             X: ``(n, d)`` array or data frame.
@@ -358,9 +358,9 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
 
 
 class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
-    """Gaussian process classification that goes on learning.
+    """Gaussian process classification that keeps learning.
 
-    ``fit`` begins anew, ``partial_fit`` goes on: each is one
+    ``fit`` starts afresh, ``partial_fit`` continues. Each call is one
     :meth:`~torch_ssgp.StreamingGP.update` of a model in float64. Two classes are one
     function behind a probit, more are one function each behind a softmax. Inputs need
     no scaling.
@@ -415,12 +415,12 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> StreamingGPClassifier:
-        """Go on with these data; the first call begins.
+        """Continue with these data; the first call starts.
 
         Args:
             X: ``(n, d)`` array or data frame, with the features of before.
             y: ``(n,)`` labels.
-            classes: All labels that will ever come; needed at the first call.
+            classes: All labels that will ever occur; required in the first call.
             sample_weight: ``(n,)``, powers of the likelihoods of rows.
 
         Returns:

@@ -24,7 +24,7 @@ NAN = float("nan")
 
 
 class Record(NamedTuple):
-    """What one batch said: how well it was predicted, and what was learned.
+    """The report of one batch: how well it was predicted, and what was learned.
 
     The scores are those of predictions made before the batch was learned. They are NaN
     where a model knew nothing yet, and where a likelihood has no such score.
@@ -73,8 +73,8 @@ def stream(
 ) -> Iterator[Record]:
     """Run a stream through a model: predict each batch, then learn it.
 
-    Nothing is ahead of the stream: a batch is taken when the record before it was
-    consumed. Stop whenever you like, and go on with another call.
+    Nothing is read ahead: the next batch is read when the record before it has been
+    consumed. Stop at any time, and continue with another call.
 
     Args:
         model: The model; it learns.

@@ -38,11 +38,11 @@ def check_inputs(
 
     Args:
         x: The argument, of any type.
-        name: What to call it in messages.
+        name: Its name in messages.
         num_dims: Input dimension known so far.
         dtype: Dtype of the model.
         device: Device of the model.
-        batch_shape: What their batch dimensions must go with.
+        batch_shape: The batch shape that they must broadcast with.
 
     Returns:
         The inputs, at least two-dimensional.
@@ -166,7 +166,7 @@ def check_noise(noise: Tensor, y: Tensor, missing: Tensor | None = None) -> Tens
 
 
 def check_tensor(value: Any, name: str) -> None:
-    """A tensor, of whatever kind."""
+    """Raise unless this is a tensor."""
     if not isinstance(value, Tensor):
         advice = "" if value is None else f" Use torch.as_tensor({name})."
         raise DtypeError(

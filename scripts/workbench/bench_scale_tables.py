@@ -58,7 +58,7 @@ def distributed(file: Contents) -> str:
         table(file, "measured"),
         "On paper, from these numbers: ranks as fast as the one process above, "
         f"{8 * facts['link'] / 1e9:.0f} Gbit/s and {1e6 * facts['latency']:.0f} "
-        "microseconds per message. On faster devices the batch has to be larger by as "
-        "much for the same speedup.",
+        "microseconds per message. On faster devices, the same speedup needs a batch "
+        "that is larger by the same factor.",
         table(file, "estimated"),
     )

@@ -103,15 +103,15 @@ def verdict(rows: list[Row]) -> str:
         alarms = [row["alarms"] for row in of_table(rows, "streams")["gradual"][AUTO]]
         parts.append(
             "The gradual stream turns into its negative within the run, and auto "
-            f"begins anew {listed(alarms)} times. How we read it, without a test: "
-            "powers below 0.5 stand for a beginning and never fade the past, so a "
-            "drift this fast cannot be followed by fading."
+            f"starts anew {listed(alarms)} times. Our reading, which we did not test: "
+            "powers below 0.5 count as a new start and never fade the past, so fading "
+            "cannot follow a drift this fast."
         )
     if over_one:
         parts.append(
-            "Where nothing changes, the error in units of that of λ = 1 is "
+            "Where nothing changes, the error relative to that of λ = 1 is "
             + listed([f"{value:.3f} ({name})" for name, value in over_one.items()])
-            + f"; at most {STILL} was asked for."
+            + f"; the bar is {STILL}."
         )
     return bullets(*parts)
 
@@ -178,10 +178,10 @@ def sensor(rows: list[Row]) -> str:
     fewer = min(row["readings"] for row in shown) < 10_000
     return paragraphs(
         "## A sensor",
-        "A series of readings every 5 minutes, with a day, weather of some hours and "
-        "noise of 0.2. The error is that of the next reading, or of the next 12, by "
-        "tenths of the series. The exact GP has the last 300 readings and predicts the "
-        f"last tenth likewise. At most {SENSOR} was asked for in both ratios, of "
+        "Readings every 5 minutes, with a daily cycle, weather that lasts some hours "
+        "and noise of 0.2. The error is that of the next reading, or of the next 12, "
+        "by tenths of the series. The exact GP has the last 300 readings and predicts "
+        f"the last tenth in the same way. The bar for both ratios is {SENSOR}, over "
         "10,000 readings" + ("; these are fewer." if fewer else "."),
         markdown(shown),
     )
@@ -222,15 +222,17 @@ def points(rows: list[Row]) -> str:
         "The series of `river.drift.datasets`, standardized, against what their "
         "annotators marked: F1, and in brackets the number of alarms. `auto` is a "
         "model of the series over time (Matérn 5/2) that learns 5 readings at a "
-        "time; an alarm is an update that begins anew, `forgot` = 0. The detectors of "
-        "river have their defaults and read values one by one. An alarm within 5 % of "
-        "the length of a mark has found it, and may find one mark only; the beginning "
-        "counts as found. Precision is over the marks of all annotators, recall is "
-        "averaged over annotators, as in the Turing Change Point Dataset. Its series "
-        "are not always those in the package: of Apple every third day is taken, of "
-        "Bitcoin the first 774 days. BrentSpotPrice is left out, because its marks "
-        "belong to a sampled series that is not in the package. Of several columns the "
-        "price at closing (Apple), the pace (RunLog) and V1 (Occupancy) are taken.",
+        "time; an alarm is an update that starts anew, `forgot` = 0. River's detectors "
+        "have their defaults and read values one by one. A mark is found by an alarm "
+        "that is no further away than 5 % of the length; an alarm finds one mark at "
+        "most, and the beginning counts as found. Precision is over the marks of all "
+        "annotators, recall is averaged over annotators, as in the Turing Change Point "
+        "Dataset. Its series "
+        "are not always those in the package: we take every third day of Apple, and "
+        "the first 774 days of Bitcoin. BrentSpotPrice is left out, because its marks "
+        "belong to a sampled series that is not in the package. Of "
+        "several columns we take the closing price (Apple), the pace (RunLog) and V1 "
+        "(Occupancy).",
         markdown(shown),
         f"The best mean is that of {best}. Where there is no alarm at all, F1 is "
         "that of the beginning alone. One run each; nothing was tuned to these series.",
@@ -247,7 +249,7 @@ def page(file: Contents) -> str:
             "# Streams that change",
             "Written by `scripts/benchmark.py changes` (torch_ssgp "
             f"{made['torch_ssgp']}, river {made['river']}) from `data/changes.json`.",
-            "## Forgetting by the evidence, at a fixed rate, or all but a window"
+            "## Forgetting: by the evidence, at a fixed rate, or all but a window"
             if table
             else "",
             f"Streams of {made['batches']} batches of {made['batch']} data, at most "
@@ -255,9 +257,9 @@ def page(file: Contents) -> str:
             f"{len(seeds)} seed{'s' * (len(seeds) > 1)}. Every batch is predicted, "
             "then learned; errors are RMSE, or shares of wrong labels, averaged over "
             "all batches but the first. Noise of 0.1 is part of them. The window is an "
-            f"exact GP learned anew on the last {made['window']} data before every "
-            "batch; it has no version for labels. `alarms` counts updates that begin "
-            "anew, one number for each seed."
+            f"exact GP, trained from scratch on the last {made['window']} data before "
+            "every batch; it has no version for labels. `alarms` counts updates that "
+            "start anew, one number for each seed."
             if table
             else "",
             verdict(rows),

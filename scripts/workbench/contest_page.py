@@ -141,7 +141,7 @@ def batch_sentence(every: Contests) -> str:
         f"below it {share([mll for _, mll in near])}. Trained once, after the last "
         f"datum, batch SGPR takes less time than the whole stream {share(faster)}, and "
         f"has a lower RMSE as well {share(ahead)}. It is a ceiling, and not counted "
-        "above: it predicts nothing before that."
+        "above, because it predicts nothing before the last datum."
     )
     if any(budget):
         text += (

@@ -35,6 +35,8 @@ from workbench.results import Row, rounded
 from workbench.running import wrong_labels
 from workbench.streams import Stream
 
+FEW_STEPS = {"num_steps": 5}  # of an update, where it matters only that all runs
+
 # ---------------------------------------------------------------------- toy series
 
 
@@ -58,8 +60,9 @@ def toy(alpha: float, iid: bool, quick: bool) -> Row:
     stream = toy_series(quick)
     if iid:
         stream = shuffled(stream)
-    model = Streaming(1, num_inducing=20, alpha=alpha)
-    at_once = BatchSGPR(1, num_inducing=20)
+    few = FEW_STEPS if quick else {}
+    model = Streaming(1, num_inducing=20, alpha=alpha, **few)
+    at_once = BatchSGPR(1, num_inducing=20, **few)
     x, y = stream.x_train, stream.y_train
     at_once.update(x, y)
     grid = torch.linspace(x.min().item(), x.max().item(), 200, dtype=x.dtype)
@@ -110,9 +113,9 @@ def alpha(alpha: float, share_noise: bool, split: int, quick: bool) -> Row:
     method = Streaming(
         1,
         num_inducing=30 if quick else 100,
-        num_steps=20 if quick else 100,
         alpha=alpha,
         share_noise=share_noise,
+        **(FEW_STEPS if quick else {}),
     )
     row = trace(method, stream)
     z = method.model.summary.inducing_points.flatten().sort().values
@@ -159,7 +162,7 @@ def hyperparameters(
     Without a number of inducing points, the full GP on all data so far: inducing
     points at the data make the bound the log marginal likelihood.
     """
-    num, batches = (60, 3) if quick else (300, 10)
+    num, batches, few = (60, 3, FEW_STEPS) if quick else (300, 10, {})
     x, y = gp_series(lengthscale, seed, num)
     kernel = ScaleKernel(RBFKernel())
     kernel.outputscale = 1.0
@@ -175,11 +178,15 @@ def hyperparameters(
             seen = slice(0, int(part[-1]) + 1)
             model.reset()  # what was learned stays, data come again
             model.update(
-                x[seen], y[seen], inducing_points=x[seen], learn_inducing_points=False
+                x[seen],
+                y[seen],
+                inducing_points=x[seen],
+                learn_inducing_points=False,
+                **few,
             )
         else:
             with small_budget():
-                model.update(x[part], y[part])
+                model.update(x[part], y[part], **few)
         learned.append(kernel.base_kernel.lengthscale.item())
     return {"lengthscale": lengthscale, "M": num_inducing, "learned": learned}
 

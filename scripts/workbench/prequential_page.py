@@ -125,13 +125,13 @@ def limits(rows: list[Row], length: int) -> str:
         *lost,
         f"Log density is below the best of river's models on {counted(behind, streams)}"
         ". It is that of the model's own distribution, which can be far too narrow.",
-        "Our intervals are calibrated on the last targets, so their share is reached "
-        "by design; those of river's models are not calibrated like that, and the two "
-        "columns are no contest.",
+        "Our intervals are calibrated on the last targets, so they reach their share "
+        "by design. Those of river's models are not calibrated this way, so the two "
+        "columns cannot be compared.",
         f"A datum costs {min(slower):.0f} to {max(slower):.0f} times the processor "
         "time of the slowest of river's models.",
-        f"Streams are cut at {length} data, to keep the run short: nothing here says "
-        "how longer streams end, and where models are close the order may change.",
+        f"Streams are cut at {length} data, to keep the run short. This says nothing "
+        "about longer streams, and where models are close their order may change.",
         "Each cell was run once, with one seed.",
     )
 

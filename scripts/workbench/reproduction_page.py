@@ -246,7 +246,7 @@ def introduction(folder: str, found: dict[str, Results]) -> str:
         ),
         version_sentence(found),
         time_sentence(found),
-        "**Tiny versions** (`--quick`), whose numbers prove no more than that all "
+        "**Tiny versions** (`--quick`), whose numbers only show that everything "
         f"runs: {listed(quick)}."
         if quick
         else "",

@@ -37,6 +37,7 @@ from workbench.soak_stream import CHANGES, WIDTH, Regime, options
 
 DATA, PAGE = DOCS / "data" / "soak.json", DOCS / "soak.md"
 OUT = Path("out/soak.json")  # of a run that is not meant for the docs
+CONDITION_EVERY, SAVE_EVERY = 97, 199  # updates between two looks at the side
 
 
 def new_model(num_dims: int, num_inducing: int) -> StreamingGP:
@@ -203,9 +204,9 @@ class Soak:
             if k % 5 == 4:
                 error = rmse(self.model, self.x_test, self.f_test)
                 self.trace.append((k + 1 - self.begun, error))
-            if k % 97 == 96:
+            if k % CONDITION_EVERY == CONDITION_EVERY - 1:
                 self.condition(x, y)
-            if k % 199 == 198:
+            if k % SAVE_EVERY == SAVE_EVERY - 1:
                 self.save_and_load()
 
     def condition(self, x: Tensor, y: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Outputs are the last batch dimension of the streaming model; here they change sides.
+"""Outputs as the last batch dimension of the streaming model, and back.
 
 With one output there is no such dimension.
 """

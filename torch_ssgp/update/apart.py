@@ -1,4 +1,4 @@
-r"""What a branch knew at its beginning, apart from what it has seen since.
+r"""What a branch inherited, kept apart from what it has seen since.
 
 The memory of a branch (see :func:`torch_ssgp.branch`) has two parts, the base's and its
 own. Projecting and forgetting act on every row and every datum by itself, and both

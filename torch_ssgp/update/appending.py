@@ -63,7 +63,7 @@ def append(
         num_inducing: The largest number of them.
 
     Returns:
-        ``None`` if the prior is another than that of the summary, or if new data need
+        ``None`` if the prior differs from that of the summary, or if new data need
         points of their own.
     """
     y = objective.data.y

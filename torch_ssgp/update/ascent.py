@@ -133,7 +133,7 @@ class Ascent:
         self.best.append(torch.where(better, score, previous))
 
     def report(self) -> None:
-        """Tell what the bound is after a step."""
+        """Report the bound after a step."""
         bound = self.bound.detach()
         self.trace.append(bound)
         if self.callback is not None:
@@ -149,9 +149,9 @@ class Ascent:
             variable.move(eta)
 
     def plateau(self) -> bool:
-        """Whether the last steps gained nothing to speak of.
+        """Whether the last steps gained next to nothing.
 
-        So they do once a step met NaN, which an optimiser does not forget.
+        This also holds once a step has met NaN, which stays in the optimiser.
         """
         stop = ~torch.isfinite(self.last).all()
         if len(self.best) - self.window > PATIENCE:
@@ -160,17 +160,17 @@ class Ascent:
         return bool(stop)
 
     def new_window(self) -> None:
-        """Begin to look for a plateau anew."""
+        """Start looking for a plateau again."""
         self.window = len(self.best)
 
     def is_below_its_best(self) -> bool:
-        """Whether a plateau is one of steps too long, not the end of the climb."""
+        """Whether steps that are too long cause the plateau, not convergence."""
         finite = torch.isfinite(self.last).all()
         return bool(finite & (self.best[-1] - self.last > self.tolerance).any())
 
     @torch.no_grad()
     def go_back(self) -> None:
-        """Put the optimiser where the best was."""
+        """Return the optimiser to the best point."""
         for eta, best in zip(self.etas, self.best_etas, strict=True):
             eta.copy_(best)
 
@@ -180,7 +180,7 @@ class Ascent:
         return TOLERANCE * self.num_data / self.objective.num_classes
 
     def is_finite(self) -> bool:
-        """Whether the optimiser is where it could go on from."""
+        """Whether the optimiser can continue from where it is."""
         return bool(torch.stack([torch.isfinite(e).all() for e in self.etas]).all())
 
 
@@ -228,7 +228,7 @@ def maximize(
 
 
 def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:
-    """Adam; where steps were too long to gain anything, again with shorter ones."""
+    """Adam; where steps were too long to gain anything, it retries shorter ones."""
     step = 0
     for rate in (lr, *(lr * factor for factor in SHORTER)):
         optimizer = torch.optim.Adam(ascent.etas, lr=rate)
@@ -258,7 +258,7 @@ def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:
 
 
 def _lbfgs(ascent: Ascent, num_steps: int, lr: float) -> bool:
-    """L-BFGS needs a function that stays: where it does not, it runs in rounds."""
+    """L-BFGS needs a fixed function: where it changes, L-BFGS runs in rounds."""
 
     def closure() -> Tensor:
         loss = ascent.loss()

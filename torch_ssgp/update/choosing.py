@@ -53,7 +53,7 @@ class Choice(NamedTuple):
 
     @breakdowns()
     def choose(self, objective: Objective, *, anew: bool) -> Tensor:
-        """The choice of the policy; a cheaper one unless all is chosen anew."""
+        """The choice of the policy; a cheaper one unless all is chosen again."""
         policy = self.limits.policy
         choice = policy if anew or self.has_changed(objective) else policy.extend
         z = choice(self.candidates(objective))
@@ -61,7 +61,7 @@ class Choice(NamedTuple):
         return merge_duplicates(objective.kernel, z, objective.jitter)
 
     def has_changed(self, objective: Objective) -> bool:
-        """Whether the prior is another than that under which points were chosen."""
+        """Whether the prior differs from that under which points were chosen."""
         summary, x = self.summary, objective.data.x
         if summary.is_empty:
             return True

@@ -38,7 +38,7 @@ class Coordinate(NamedTuple):
     to_log: Callable[[Tensor], Tensor] | None = None
 
     def move(self, eta: Tensor) -> None:
-        """Go there."""
+        """Set the variable, and the parameter with it."""
         self.eta.copy_(eta)
         self.parameter.copy_(self.to_parameter(eta))
 

@@ -1,19 +1,19 @@
-r"""Learning that gives up the function, and calls what it said noise.
+r"""Learning that gives up the function and takes it for noise.
 
-One function for data of two is a bad one: its best noise is large, its best lengthscale
-is longer than the range of the data, and what was known is lost without an error. That
-is seen where it happens:
+One function fits the data of two badly: its best noise is large, its best lengthscale
+is longer than the range of the data, and what was known is lost without an error. Two
+signs show it:
 
-- the variance of the noise multiplies, at one learning, though data enough had vouched
-  for the one of before, and is no longer small beside the range of the targets; it has
-  to grow less where the new data surprise, as one learning may not go all the way; or
+- the variance of the noise multiplies in one update, although enough data supported the
+  earlier one, and is no longer small compared with the range of the targets. A smaller
+  growth is enough where the new data surprise, as one update may not go all the way;
 - every lengthscale leaves the range of the data, while the noise grows or, where there
-  is none, while the data surprise. A linear function has such a lengthscale as well: it
-  alone says nothing.
+  is none, the data surprise. A linear function has such lengthscales too, so they alone
+  say nothing.
 
-Lengthscales are seen in the prior, so that it may have any kernel: it is flat where the
+Lengthscales are judged by the prior, whatever its kernel: it is flat where the
 correlation of the two inducing points that are furthest apart exceeds that of points
-that are one lengthscale apart.
+one lengthscale apart.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _noise(prior: Prior, like: Tensor) -> Tensor:
 
 
 def _is_flat(prior: Prior, z: Tensor) -> Tensor:
-    """Whether all inducing points are alike a priori, ``(*batch,)``."""
+    """Whether the prior is flat over all inducing points, ``(*batch,)``."""
     K = gram(prior.kernel, z, z)
     std = K.diagonal(dim1=-2, dim2=-1).sqrt()
     correlation = K / (std.unsqueeze(-1) * std.unsqueeze(-2))

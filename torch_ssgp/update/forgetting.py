@@ -247,7 +247,9 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float) -> Verdict:
 def of_beginning(doubt: Tensor) -> Tensor:
     """``(*batch,)``, evidence that the stream has begun anew."""
     columns = [k for k, power in enumerate([*POWERS, 0.0]) if power < ANEW]
-    return doubt[..., columns].amax(-1) if doubt.size(-1) else doubt.sum(-1)
+    if doubt.size(-1) != len(POWERS) + 1:
+        return doubt.new_zeros(doubt.shape[:-1])  # nothing is in doubt yet
+    return doubt[..., columns].amax(-1)
 
 
 def fading(judgement: Judgement, odds: float) -> Tensor:

@@ -1,8 +1,9 @@
 """Hyperparameters to start from, read off the first batch.
 
 Only parameters that learn and still have GPyTorch's default (a raw value of exactly
-zero) are touched: whatever a user set or froze stays. A constant mean of 0.0 is such a
-default, whoever set it: one that is meant has a prior, is frozen, or is a ``ZeroMean``.
+zero) are touched: whatever a user set or froze stays. A constant mean of 0.0 counts as
+such a default, whoever set it. To keep it, freeze it, give it a prior, or use
+``ZeroMean``.
 """
 
 from __future__ import annotations
@@ -96,11 +97,11 @@ def initialize_from_data(
 
 
 def set_constants(mean: Mean, level: Tensor) -> None:
-    """Set the constants of a mean that nobody has said anything about.
+    """Set the constants of a mean that nobody has set.
 
     Args:
         mean: Prior mean, changed in place.
-        level: ``(*batch,)``, what they are to be.
+        level: ``(*batch,)``, their new value.
     """
     for module in mean.modules():
         if (

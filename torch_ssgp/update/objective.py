@@ -88,7 +88,7 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def initialize(self) -> None:
-        """Read hyperparameters that nobody set off data and past, in place."""
+        """Initialise hyperparameters that nobody set, from data and past, in place."""
 
     @abstractmethod
     def noises(self) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ class Objective(nn.Module, ABC):
         """
 
     def as_lasting(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
-        """The same for a memory that is compressed: nobody sees the data again.
+        """The same for data that are compressed now, and never seen again.
 
         Args:
             prior: As before.
@@ -186,7 +186,7 @@ class Objective(nn.Module, ABC):
         return self._blocks(self.z, self.same)
 
     def final_prior(self, z: Tensor, num_inducing: int | None = None) -> PriorBlocks:
-        """Prior blocks for what is stored: what is lost to the last digits.
+        """Prior blocks for what is stored, with losses to the last digit.
 
         Args:
             z: ``(*batch, m, d)``, the points to store it at.
@@ -223,9 +223,9 @@ class Objective(nn.Module, ABC):
             raise Breakdown("the bound is not finite before the first step")
 
     def raise_jitter(self) -> bool:
-        """Take a larger jitter, if there is one; whether there was.
+        """Take the next larger jitter; ``False`` if there is none.
 
-        What was found with the smaller one is forgotten.
+        What was found with the smaller one is dropped.
         """
         larger = [jitter for jitter in JITTERS if jitter > self.jitter]
         self.jitter = larger[0] if larger else self.jitter
@@ -259,7 +259,7 @@ class GaussianObjective(Objective):
     """The bound with Gaussian noise, in closed form."""
 
     def initialize(self) -> None:
-        """Read hyperparameters that nobody set off data and past, in place."""
+        """Initialise hyperparameters that nobody set, from data and past, in place."""
         x, y, seen = self.data.x, self.data.y, self.data.seen
         if self.z_a.size(-2):
             z, a = known_values(self.z_a, self.past)
@@ -373,7 +373,7 @@ KNOWN = 0.25  # share of the largest weight that a point must have to count as k
 
 
 def with_enough_jitter(objective: Objective, attempt: Callable[[], Result]) -> Result:
-    """Try with larger and larger jitter, until nothing breaks down."""
+    """Retry with larger and larger jitter, until nothing breaks down."""
     while True:
         try:
             return attempt()

@@ -36,8 +36,8 @@ class UpdateOptions:
         learn_inducing_points: Whether it moves inducing points; ``None`` for
             whenever it moves hyperparameters.
         inducing_points: ``(*batch_shape, m, d)``, explicit inducing points.
-        trust_region: Width of the region that log-hyperparameters do not leave
-            lightly; ``None`` for none.
+        trust_region: Width of the region that log-hyperparameters leave only at a cost;
+            ``None`` for none.
         forget: Power of the past's likelihood, in (0, 1]; ``"auto"`` lets the
             evidence of the new data decide. ``None`` does so where hyperparameters
             are learned, and keeps all where they are given.

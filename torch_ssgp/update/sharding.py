@@ -105,7 +105,7 @@ class ShardedObjective(GaussianObjective):
         past: Pseudo-observations there.
         shared_noise: Whether the rows of the past have the noise of the likelihood.
         jitter: Relative jitter.
-        team: Who shares the work.
+        team: The processes that share the work.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class ShardedObjective(GaussianObjective):
         return self.local.final_prior(z, num_inducing)
 
     def raise_jitter(self) -> bool:
-        """Take a larger jitter, if there is one; whether there was."""
+        """Take the next larger jitter; ``False`` if there is none."""
         raised = super().raise_jitter()
         self.local.jitter = self.jitter
         return raised
@@ -163,7 +163,7 @@ class ShardedObjective(GaussianObjective):
         return self.team.agree(points)
 
     def initialize(self) -> None:
-        """Read hyperparameters that nobody set off data and past, in place."""
+        """Initialise hyperparameters that nobody set, from data and past, in place."""
         super().initialize()
         with torch.no_grad():
             for parameter in self.modules_of_prior.parameters():

@@ -83,7 +83,7 @@ class SiteObjective(Objective):
         return likelihoods.couples_classes(self.likelihood)
 
     def initialize(self) -> None:
-        """Read hyperparameters that nobody set off data and past, in place."""
+        """Initialise hyperparameters that nobody set, from data and past, in place."""
         # Here, since that module needs this one.
         from torch_ssgp.update.site_initialization import initialize_sites
 
@@ -131,7 +131,7 @@ class SiteObjective(Objective):
         return k_ff.mean(-1).sqrt().expand(self.batch_shape)
 
     def raise_jitter(self) -> bool:
-        """Take a larger jitter, if there is one; whether there was."""
+        """Take the next larger jitter; ``False`` if there is none."""
         self.sites = self._last_bound = None
         return super().raise_jitter()
 
@@ -350,7 +350,7 @@ class SiteObjective(Objective):
 
     @torch.no_grad()
     def as_lasting(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
-        """Rows of secants for classes, which often come one after the other."""
+        """Rows of secants for classes, which often arrive one after the other."""
         if not self.coupled:
             return data
         rows = basis(prior, self.past)

@@ -11,7 +11,7 @@ from torch_ssgp.update.objective import Objective
 
 @torch.no_grad()
 def take_better(first: Objective, second: Objective) -> Tensor:
-    """Where the second start ended higher; the first objective becomes the better.
+    """Keep the better of two starts in the first objective; where the second won.
 
     Streams that share no hyperparameter are told apart; others follow their sum.
     """
@@ -41,6 +41,6 @@ def take_better(first: Objective, second: Objective) -> Tensor:
 
 
 def _padded(z: Tensor, count: int) -> Tensor:
-    """As many points as ``count``: copies of the first are as good as none."""
+    """``count`` points: copies of the first fill up, and change nothing."""
     more = z[..., :1, :].expand(*z.shape[:-2], count - z.size(-2), z.size(-1))
     return torch.cat([z, more], -2)

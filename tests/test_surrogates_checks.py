@@ -1,0 +1,124 @@
+"""What surrogates refuse, with the errors of BoTorch."""
+
+import importlib
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
+from botorch.exceptions.warnings import InputDataWarning
+from botorch.fit import fit_gpytorch_mll
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from surrogate_models import data, inputs, pair
+from torch_ssgp.exceptions import (
+    MissingDependencyError,
+    UnknownOptionError,
+)
+from torch_ssgp.surrogates import SingleTaskStreamingGP
+
+
+def bad_calls() -> list[tuple[str, type[Exception], str, Callable]]:
+    X, Y = torch.rand(3, 2).double(), torch.rand(3, 1).double()
+    nan, inf = Y.clone(), Y.clone()
+    nan[1], inf[2] = torch.nan, torch.inf
+    shape, value = BotorchTensorDimensionError, InputDataError
+    return [
+        ("no output dimension", shape, "output dimension", lambda f: f(X, Y[:, 0])),
+        ("wrong d", shape, r"\(3, 1\)", lambda f: f(X[:, :1], Y)),
+        ("too many outputs", shape, "2 outputs", lambda f: f(X, Y.repeat(1, 2))),
+        ("unlike numbers of rows", shape, "rows", lambda f: f(X, Y[:2])),
+        ("NaN", value, "NaN", lambda f: f(X, nan)),
+        ("infinity", value, "infinite", lambda f: f(X, inf)),
+        ("negative noise", value, "above zero", lambda f: f(X, Y, -0.1 * Y - 0.1)),
+        ("zero noise", value, "above zero", lambda f: f(X, Y, 0 * Y)),
+        ("wrong dtype", value, "dtype", lambda f: f(X.float(), Y.float())),
+    ]
+
+
+@pytest.mark.parametrize("method", ["update", "condition_on_observations"])
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [case[1:] for case in bad_calls()],
+    ids=[case[0] for case in bad_calls()],
+)
+def test_bad_data_raise_errors_of_botorch_and_leave_the_model(
+    method: str, error: type[Exception], message: str, call: Callable
+) -> None:
+    _, ours, _ = pair()
+    before = {key: value.clone() for key, value in ours.state_dict().items()}
+    with pytest.raises(error, match=message):
+        call(getattr(ours, method))
+    after = ours.state_dict()
+    assert set(after) == set(before)
+    assert all(torch.equal(after[key], before[key]) for key in before)
+
+
+def test_a_failed_update_leaves_the_units_too() -> None:
+    _, ours, _ = pair()
+    before = {key: value.clone() for key, value in ours.state_dict().items()}
+    X, Y = data(3)
+
+    def stop(step: int, bound: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ours.update(X, 10 * Y, restandardize=True, callback=stop)
+    assert all(torch.equal(v, before[k]) for k, v in ours.state_dict().items())
+
+
+def test_bad_constructor_data_raise_errors_of_botorch() -> None:
+    X, Y = data()
+    with pytest.raises(BotorchTensorDimensionError, match="output dimension"):
+        SingleTaskStreamingGP(X, Y.squeeze(-1))
+    with pytest.raises(InputDataError, match="NaN"):
+        SingleTaskStreamingGP(X, Y * torch.nan)
+    with pytest.raises(InputDataError, match="above zero"):
+        SingleTaskStreamingGP(X, Y, -Y.square())
+    with pytest.raises(BotorchTensorDimensionError, match="Yvar"):
+        SingleTaskStreamingGP(X, Y, Y[:, 0])
+
+
+def test_unstandardized_outcomes_are_warned_about_as_in_botorch() -> None:
+    X, Y = data()
+    with pytest.warns(InputDataWarning, match="not standardized"):
+        SingleTaskStreamingGP(X, 100 * Y, outcome_transform=None)
+
+
+def test_known_noise_is_asked_for() -> None:
+    _, ours, _ = pair(noisy=True)
+    with pytest.raises(InputDataError, match="known noise"):
+        ours.update(*data(2))
+
+
+def test_posterior_at_wrong_inputs_raises_an_error_of_botorch() -> None:
+    _, ours, _ = pair()
+    with pytest.raises(BotorchTensorDimensionError, match=r"\(\.\.\., n, 2\)"):
+        ours.posterior(torch.rand(3, 5).double())
+    with pytest.raises(BotorchTensorDimensionError, match="output indices"):
+        ours.posterior(inputs(3), output_indices=[1])
+
+
+def test_fit_gpytorch_mll_names_the_options_it_takes() -> None:
+    _, ours, _ = pair()
+    mll = ExactMarginalLogLikelihood(ours.likelihood, ours)
+    with pytest.raises(UnknownOptionError, match="num_steps"):
+        fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 3}})
+    with pytest.raises(UnsupportedError, match="closure"):
+        fit_gpytorch_mll(mll, closure=lambda: None)
+
+
+def test_missing_botorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name == "botorch" or name.startswith("botorch."):
+            monkeypatch.setitem(sys.modules, name, None)
+        elif name.startswith("torch_ssgp.surrogates"):
+            monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(MissingDependencyError, match=r"torch_ssgp\[botorch\]"):
+        importlib.import_module("torch_ssgp.surrogates")
