@@ -28,7 +28,7 @@ from torch_ssgp.functional import (
     solve_lower,
 )
 from torch_ssgp.modules import form_of, inducing_gram, variances
-from torch_ssgp.points import evenly, unexplained, without_most_redundant
+from torch_ssgp.points import evenly, without_most_redundant
 from torch_ssgp.validation import (
     check_module,
     check_positive_int,
@@ -219,7 +219,6 @@ class GreedyPolicy(InducingPolicy):
         candidates: Candidates,
         enough: Tensor | None = None,
         at_least: int = 1,
-        given: Tensor | None = None,
     ) -> Ranking:
         """Candidates in order of choice, at most ``num_inducing``.
 
@@ -228,7 +227,6 @@ class GreedyPolicy(InducingPolicy):
             enough: ``(*batch,)``, loss in nats below which no further points are
                 needed.
             at_least: Number of points to take in any case.
-            given: ``(*batch, m, d)``, points that are taken already.
 
         Returns:
             Points that differ by more than rounding, best first.
@@ -241,10 +239,7 @@ class GreedyPolicy(InducingPolicy):
             candidates = candidates._replace(x=x[..., keep, :], weight=weight)
         points = candidates.points
         # Jitter is part of the prior at inducing points, and of what is lost there.
-        if given is None or given.size(-2) == 0:
-            K, _, jitter = inducing_gram(candidates.kernel, points, candidates.jitter)
-        else:
-            K, jitter = unexplained(candidates.kernel, points, given, candidates.jitter)
+        K, _, jitter = inducing_gram(candidates.kernel, points, candidates.jitter)
         chosen, t = self._take(
             K,
             jitter,

@@ -6,9 +6,9 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from torch_ssgp.functional import cholesky, solve_lower
+from torch_ssgp.functional import cholesky
 from torch_ssgp.kernels import Form
-from torch_ssgp.modules import inducing_gram, same_points
+from torch_ssgp.modules import inducing_gram
 
 
 def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
@@ -39,23 +39,6 @@ def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
     count = int(kept.sum(-1).max())
     order = (~kept).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
     return z.gather(-2, order.unsqueeze(-1).expand(*order.shape, z.size(-1)))
-
-
-def unexplained(
-    kernel: Kernel, points: Tensor, given: Tensor, jitter: float
-) -> tuple[Tensor, Tensor]:
-    """Covariance of ``points`` that ``given`` ones leave, and the jitter in it."""
-    num_given = given.size(-2)
-    every = torch.cat([given, points], -2)
-    K, _, added = inducing_gram(kernel, every, jitter)
-    K_gg, K_gp = K[..., :num_given, :].split([num_given, points.size(-2)], -1)
-    same = same_points(given, points)
-    K_gp = torch.where(same, K_gg.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), K_gp)
-    A = solve_lower(cholesky(K_gg), K_gp)
-    E = K[..., num_given:, num_given:] - A.mT @ A
-    taken = same.any(-2)
-    E = E.masked_fill(taken.unsqueeze(-1) | taken.unsqueeze(-2), 0.0)
-    return E, added[..., num_given:]
 
 
 def without_most_redundant(
