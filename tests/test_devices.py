@@ -101,6 +101,7 @@ HOST_CHECKS = {
     "update.starts.take_better": "whether the fresh start is better",
     "update.walk._check_finite": "whether all is finite",
     "compression.first_of_each": "which points coincide",
+    "points.least_missed": "how many points can go, in every round",
     "compression._rough_kernel": "GPyTorch: whether lengthscales are positive",
     "update.objective.known_values": "how many points are known, for a fresh start",
     "update.objective.Objective.check_finite": "whether there is a point to start from",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -19,11 +20,12 @@ from gpytorch.priors import GammaPrior
 
 import oracles
 from conftest import FULL
-from torch_ssgp import StreamingGP, settings
+from torch_ssgp import StreamingGP, compression, settings
 from torch_ssgp.compression import choose_points, first_of_each, recent_half
 from torch_ssgp.exceptions import ArgumentError, BudgetWarning
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.memory import Rows
+from torch_ssgp.points import ALIKE
 
 SIZES = {"M": 1, "2M": 2, "larger than the stream": 100}
 
@@ -216,9 +218,11 @@ def test_inputs_that_coincide_share_a_point_and_cost_no_capacity():
 
 def test_the_first_of_each_point_is_found_in_all_streams():
     points = torch.tensor([[[0.0], [1], [0], [2]], [[5.0], [5], [5], [5]]])
-    assert first_of_each(points).tolist() == [0, 1, 3]
+    first, copy_of = first_of_each(points)
+    assert first.tolist() == [0, 1, 3] and copy_of.tolist() == [0, 1, 0, 2]
     points[1, 2] = 6.0  # no longer the same in both
-    assert first_of_each(points).tolist() == [0, 1, 2, 3]
+    first, copy_of = first_of_each(points)
+    assert first.tolist() == [0, 1, 2, 3] == copy_of.tolist()
 
 
 def test_which_points_are_kept_does_not_depend_on_hyperparameters():
@@ -244,6 +248,53 @@ def test_points_that_are_given_stay_in_front():
     points = choose_points(Rows(x[:0], past), x, torch.ones(50).double(), 10, 1e-8, z)
     assert points.shape == (10, 2) and torch.equal(points[:4], z)
     assert len(points.unique(dim=0)) == 10
+
+
+@pytest.mark.parametrize("num_left", [19, 12])
+def test_one_after_the_other_the_point_goes_that_is_missed_least(num_left, monkeypatch):
+    monkeypatch.setattr("torch_ssgp.points.ALIKE", 0.0)  # all stand in for each other
+    points, x = draw(12, 2)[0], draw(8, 2)[0]
+    U, weight = torch.randn(15, 12).double(), torch.rand(8).double()
+    past = PseudoObservations(U, U[:, 0], U.new_zeros(()), U.new_zeros(()))
+    chosen = choose_points(Rows(points, past), x, weight, num_left, 1e-8, x[:1])
+
+    every = torch.cat([x[:1], points, x[1:]])
+    span = every.amax(0) - every.amin(0)
+    scaled = every / (1.5 * span / num_left**0.5)
+    K = (-0.5 * torch.cdist(scaled, scaled).square()).exp()
+    W = torch.zeros(23, 20).double()
+    W[:15, 1:13], W[15, 0] = U, weight[0].sqrt()
+    W[16:, 13:] = weight[1:].sqrt().diag()
+    left = list(range(20))
+
+    def missed(j: int) -> float:
+        rest = [i for i in left if i != j]
+        Q = K[:, rest] @ torch.linalg.solve(K[rest][:, rest], K[rest])
+        return float((W @ (K - Q) @ W.mT).trace())
+
+    while len(left) > num_left:
+        left.remove(min(left[1:], key=missed))
+    torch.testing.assert_close(chosen, every[left], rtol=0, atol=0)
+
+
+def test_points_that_go_together_are_missed_little_more():
+    points, x = draw(60, 2)[0], draw(60, 2)[0]
+    nothing = x.new_zeros(())
+    past = PseudoObservations(2 * torch.eye(60).double(), x[:, 0], nothing, nothing)
+    every = torch.cat([points, x])
+    kernel = compression._rough_kernel(every, 60)
+    K = kernel(every).to_dense()
+    weight = torch.cat([x.new_full((60,), 4.0), x.new_ones(60)])
+
+    def missed(alike: float) -> float:
+        with mock.patch("torch_ssgp.points.ALIKE", alike):
+            args = (Rows(points, past), x, x.new_ones(60), 60, 1e-8, x[:0])
+            chosen = choose_points(*args)
+        K_zf = kernel(chosen, every).to_dense()
+        Q = K_zf.mT @ torch.linalg.solve(kernel(chosen).to_dense(), K_zf)
+        return float(weight @ (K - Q).diagonal())
+
+    assert missed(ALIKE) < 1.1 * missed(0.0)
 
 
 # -- second starts --------------------------------------------------------------------

@@ -8,14 +8,17 @@ from torch import Tensor
 
 from torch_ssgp import functional as fn
 from torch_ssgp.functional import PseudoObservations
-from torch_ssgp.inducing import Candidates, GreedyInformation
 from torch_ssgp.memory import Rows
+from torch_ssgp.modules import gram
+from torch_ssgp.points import diagonal, evenly, least_missed
 
 # Raw data that may wait for the next compression, as a share of the memory: a stream of
 # single points is then compressed once for many updates.
 OVERFLOW = 0.25
 # Lengthscale under which points are judged, in units of their spacing.
 ROUGHNESS = 1.5
+# Raw data beyond this number are thinned out evenly before points are chosen.
+MAX_CANDIDATES = 1000
 
 
 # -- compressing ------------------------------------------------------------------
@@ -48,36 +51,48 @@ def choose_points(
     """
     if kept.size(-2) >= capacity:
         return kept
+    limit = max(MAX_CANDIDATES, 2 * capacity)
+    if x.size(-2) > limit:
+        some = evenly(x, limit)
+        x, weight = x[..., some, :], weight[..., some] * (x.size(-2) / limit)
     points = torch.cat([kept, rows.points, x], -2)
-    distinct = points[..., first_of_each(points), :]
-    if distinct.size(-2) <= capacity:
-        return distinct
-    candidates = Candidates(
-        kernel=_rough_kernel(points, capacity),
-        z_a=kept,
-        z_s=rows.points,
-        past=rows.past,
-        x=x,
-        weight=weight,
-        s=weight.new_ones(weight.shape[:-1]),
-        jitter=jitter,
-        num_inducing=capacity - kept.size(-2),
+    first, copy_of = first_of_each(points)
+    if len(first) <= capacity:
+        return points[..., first, :]
+    # G = Wᵀ W of the rows W that observe the points.
+    count, num_kept, num_old = points.size(-2), kept.size(-2), rows.points.size(-2)
+    G = points.new_zeros(*weight.shape[:-1], count, count)
+    G[..., num_kept : num_kept + num_old, num_kept : num_kept + num_old] = (
+        rows.past.U.mT @ rows.past.U
     )
-    chosen = GreedyInformation().rank(candidates, given=kept).points
-    return torch.cat([kept, chosen], -2)
+    G.diagonal(dim1=-2, dim2=-1)[..., num_kept + num_old :] = weight
+    if len(first) < count:
+        G = G.new_zeros(*G.shape[:-2], len(first), count).index_add_(-2, copy_of, G)
+        G = G.new_zeros(*G.shape[:-1], len(first)).index_add_(-1, copy_of, G)
+        points = points[..., first, :]
+    K = gram(_rough_kernel(points, capacity), points, points)
+    # The jitter, or more where rounding takes it.
+    nugget = max(jitter, 10 * points.size(-2) * torch.finfo(K.dtype).eps)
+    diagonal(K).add_(nugget)
+    index = least_missed(K, G, capacity, num_kept)
+    return points.gather(-2, index.unsqueeze(-1).expand(*index.shape, x.size(-1)))
 
 
-def first_of_each(points: Tensor) -> Tensor:
+def first_of_each(points: Tensor) -> tuple[Tensor, Tensor]:
     """Indices of the points that no earlier one equals in all streams.
 
     Args:
         points: ``(*batch, n, d)``.
+
+    Returns:
+        The indices, in order, and ``(n,)`` which of these each point equals.
     """
     flat = points.movedim(-2, 0).flatten(1)  # streams side by side
     distinct, inverse = torch.unique(flat, dim=0, return_inverse=True)
     order = torch.arange(len(flat), device=flat.device)
     first = order.new_full((len(distinct),), len(flat))
-    return first.scatter_reduce(0, inverse, order, "amin").sort().values
+    first, by_place = first.scatter_reduce(0, inverse, order, "amin").sort()
+    return first, by_place.argsort()[inverse]
 
 
 def _rough_kernel(points: Tensor, capacity: int) -> RBFKernel:

@@ -28,7 +28,7 @@ from torch_ssgp.functional import (
     solve_lower,
 )
 from torch_ssgp.modules import form_of, inducing_gram, variances
-from torch_ssgp.points import evenly, unexplained, without_least_telling
+from torch_ssgp.points import evenly, least_missed
 from torch_ssgp.validation import (
     check_module,
     check_positive_int,
@@ -219,7 +219,6 @@ class GreedyPolicy(InducingPolicy):
         candidates: Candidates,
         enough: Tensor | None = None,
         at_least: int = 1,
-        given: Tensor | None = None,
     ) -> Ranking:
         """Candidates in order of choice, at most ``num_inducing``.
 
@@ -228,7 +227,6 @@ class GreedyPolicy(InducingPolicy):
             enough: ``(*batch,)``, loss in nats below which no further points are
                 needed.
             at_least: Number of points to take in any case.
-            given: ``(*batch, m, d)``, points that are taken already.
 
         Returns:
             Points that differ by more than rounding, best first.
@@ -241,10 +239,7 @@ class GreedyPolicy(InducingPolicy):
             candidates = candidates._replace(x=x[..., keep, :], weight=weight)
         points = candidates.points
         # Jitter is part of the prior at inducing points, and of what is lost there.
-        if given is None or given.size(-2) == 0:
-            K, _, jitter = inducing_gram(candidates.kernel, points, candidates.jitter)
-        else:
-            K, jitter = unexplained(candidates.kernel, points, given, candidates.jitter)
+        K, _, jitter = inducing_gram(candidates.kernel, points, candidates.jitter)
         chosen, t = self._take(
             K,
             jitter,
@@ -439,10 +434,14 @@ class AdaptiveBudget(InducingPolicy):
         z = torch.cat(broadcast_matrices(z, x[..., needed, :]), -2)
         if z.size(-2) <= most:
             return z
-        points, jitter = candidates.points, candidates.jitter
-        root = candidates.weight.sqrt()
-        observed = points, candidates.past.U, root
-        return without_least_telling(form, z, jitter, *observed, count=most)
+        # A = P K_zX Wᵀ of the rows W that observe all points X, P = K_zz⁻¹.
+        K_zz, K, _ = inducing_gram(form, z, candidates.jitter, candidates.points)
+        U, root = candidates.past.U, candidates.weight.sqrt().unsqueeze(-2)
+        K_zs, K_zf = K[..., : U.size(-1)], K[..., U.size(-1) :]
+        A = torch.cat(broadcast_matrices(K_zs @ U.mT, K_zf * root), -1)
+        A = torch.cholesky_solve(A, cholesky(K_zz))
+        kept = least_missed(K_zz, A @ A.mT, most, 0).unsqueeze(-1)
+        return z.gather(-2, kept.expand(*kept.shape[:-1], z.size(-1)))
 
     def revise(self, candidates: Candidates, z: Tensor, loss: Tensor) -> Tensor:
         """Choose again if more is lost than allowed and there is room."""

@@ -357,13 +357,8 @@ def _shared(points: Tensor, U: Tensor) -> tuple[Tensor, Tensor]:
     points, U = points[..., used, :], U[..., used]
     if points.size(-2) == 0:
         return points, U
-    first = first_of_each(points)
+    first, column = first_of_each(points)
     if first.size(0) == points.size(-2):
         return points, U
-    flat = points.movedim(-2, 0).flatten(1)
-    _, names = torch.unique(flat, dim=0, return_inverse=True)
-    column = torch.empty_like(first).scatter_(
-        0, names[first], torch.arange(first.size(0), device=first.device)
-    )[names]
     shared = U.new_zeros(*U.shape[:-1], first.size(0))
     return points[..., first, :], shared.index_add_(-1, column, U)

@@ -6,9 +6,11 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from torch_ssgp.functional import cholesky, solve_lower
-from torch_ssgp.kernels import Form
-from torch_ssgp.modules import inducing_gram, same_points
+from torch_ssgp.functional import cholesky
+from torch_ssgp.modules import inducing_gram
+
+# Squared partial correlation above which one point stands in for another.
+ALIKE = 0.3
 
 
 def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
@@ -41,67 +43,77 @@ def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
     return z.gather(-2, order.unsqueeze(-1).expand(*order.shape, z.size(-1)))
 
 
-def unexplained(
-    kernel: Kernel, points: Tensor, given: Tensor, jitter: float
-) -> tuple[Tensor, Tensor]:
-    """Covariance of ``points`` given ``given``, and the jitter in it."""
-    num_given = given.size(-2)
-    every = torch.cat([given, points], -2)
-    K, _, added = inducing_gram(kernel, every, jitter)
-    K_gg, K_gp = K[..., :num_given, :].split([num_given, points.size(-2)], -1)
-    same = same_points(given, points)
-    K_gp = torch.where(same, K_gg.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), K_gp)
-    A = solve_lower(cholesky(K_gg), K_gp)
-    E = K[..., num_given:, num_given:] - A.mT @ A
-    taken = same.any(-2)
-    E = E.masked_fill(taken.unsqueeze(-1) | taken.unsqueeze(-2), 0.0)
-    return E, added[..., num_given:]
+def least_missed(K: Tensor, G: Tensor, capacity: int, num_kept: int) -> Tensor:
+    r"""All points but those that the rows miss least, one round after the other.
 
+    With :math:`P = K^{-1}`, point :math:`j` is known from the others up to a variance
+    of :math:`1 / P_{jj}`, and leaving it out loses :math:`G_{jj} / P_{jj}`. Leaving out
+    a set :math:`J` replaces :math:`f_J` by :math:`-T f`,
 
-def without_least_telling(
-    form: Form,
-    z: Tensor,
-    jitter: float,
-    points: Tensor,
-    U: Tensor,
-    root: Tensor,
-    count: int,
-) -> Tensor:
-    r"""The ``count`` points that are left when the least telling go, one by one.
+    .. math::
+        T = P_{JJ}^{-1} P_{J:}, \quad P \leftarrow P - P_{:J} T, \quad
+        G \leftarrow (I - I_{:J} T)^\top G (I - I_{:J} T).
 
-    Without point :math:`j` rows :math:`W` on the function at points :math:`X` lose
-
-    .. math:: \|T_{j:}\|^2 / P_{jj}, \quad P = K_{zz}^{-1}, \quad T = P K_{zX} W^\top.
+    Points that stand in for each other do not go in the same round.
 
     Args:
-        form: Prior covariance.
-        z: ``(*batch, m, d)``.
-        jitter: Relative jitter.
-        points: ``(*batch, m_s + n, d)``: those of the past, then inputs of data.
-        U: ``(*batch, p, m_s)``, rows of the past.
-        root: ``(*batch, n)``, weights of the data in their rows.
-        count: The number of points to keep.
+        K: ``(*batch, n, n)``, prior covariance.
+        G: ``(*batch, n, n)``, what rows say about the points.
+        capacity: The number of points to keep.
+        num_kept: How many of them, the first ones, stay in any case.
+
+    Returns:
+        Indices ``(*batch, capacity)``, in order.
     """
-    K_zz, K, _ = inducing_gram(form, z, jitter, points)
-    K_zs, K_zf = K[..., : U.size(-1)], K[..., U.size(-1) :]
-    P = torch.cholesky_inverse(cholesky(K_zz))
-    T = P @ torch.cat([K_zs @ U.mT, K_zf * root.unsqueeze(-2)], -1)
-    while z.size(-2) > count:
-        p = P.diagonal(dim1=-2, dim2=-1)
-        j = (T.square().sum(-1) / p).argmin(-1, keepdim=True)
-        kept = torch.arange(z.size(-2) - 1, device=z.device).expand(*j.shape[:-1], -1)
-        kept = (kept + (kept >= j)).unsqueeze(-1)
-        P_j = P.gather(-2, j.unsqueeze(-1).expand(*j.shape, P.size(-1)))
-        T_j = T.gather(-2, j.unsqueeze(-1).expand(*j.shape, T.size(-1)))
-        ratio = P_j.mT / p.gather(-1, j).unsqueeze(-1)
-        z, P, T = (
-            t.expand(*kept.shape[:-2], *t.shape[-2:]).gather(
-                -2, kept.expand(*kept.shape[:-1], t.size(-1))
-            )
-            for t in (z, P - ratio * P_j, T - ratio * T_j)
-        )
-        P = P.gather(-1, kept.mT.expand(*kept.shape[:-2], P.size(-2), -1))
-    return z
+    P = torch.cholesky_inverse(cholesky(K))
+    batch = torch.broadcast_shapes(P.shape[:-2], G.shape[:-2])
+    P = P.expand(*batch, -1, -1).contiguous()
+    left = torch.arange(P.size(-1), device=P.device).expand(*batch, -1)
+    gone = torch.zeros_like(left, dtype=torch.bool)
+    num_left = P.size(-1)
+    while num_left > capacity:
+        variance = diagonal(P).reciprocal()
+        missed = torch.where(gone, torch.inf, variance * diagonal(G))
+        missed[..., :num_kept] = torch.inf
+        most = -(-(num_left - capacity) // 2)
+        J = missed.topk(min(2 * most, num_left - num_kept), largest=False).indices
+        v = variance.gather(-1, J)
+        partial = _columns(_rows(P, J), J).square() * v.unsqueeze(-1) * v.unsqueeze(-2)
+        waits = (partial > ALIKE).tril(-1).any(-1)
+        size = min(int((~waits).sum(-1).min()), most)
+        order = waits.to(torch.uint8).argsort(dim=-1, stable=True)[..., :size]
+        J = J.gather(-1, order)
+        P_J, G_J = _rows(P, J), _rows(G, J)
+        T = torch.cholesky_solve(P_J, cholesky(_columns(P_J, J)))
+        X = 0.5 * (_columns(G_J, J) @ T) - G_J
+        gone, num_left = gone.scatter(-1, J, True), num_left - size
+        if 4 * num_left < 3 * P.size(-1) or num_left == capacity:
+            alive = gone.to(torch.uint8).argsort(dim=-1, stable=True)[..., :num_left]
+            left, gone = left.gather(-1, alive), gone.gather(-1, alive)
+            if num_left == capacity:
+                break
+            P, G = (_columns(_rows(t, alive), alive) for t in (P, G))
+            P_J, T, X = (_columns(t, alive) for t in (P_J, T, X))
+        P -= P_J.mT @ T
+        G += torch.cat([T, X], -2).mT @ torch.cat([X, T], -2)
+    return left
+
+
+def _rows(A: Tensor, index: Tensor) -> Tensor:
+    if index.ndim == 1:
+        return A[index]
+    return A.gather(-2, index.unsqueeze(-1).expand(*index.shape, A.size(-1)))
+
+
+def _columns(A: Tensor, index: Tensor) -> Tensor:
+    if index.ndim == 1:
+        return A[:, index]
+    return A.gather(-1, index.unsqueeze(-2).expand(*A.shape[:-1], index.size(-1)))
+
+
+def diagonal(A: Tensor) -> Tensor:
+    """The diagonal of every matrix."""
+    return A.diagonal(dim1=-2, dim2=-1)
 
 
 def evenly(x: Tensor, count: int) -> Tensor:

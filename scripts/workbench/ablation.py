@@ -97,6 +97,8 @@ KNOBS = (
     Knob("torch_ssgp.models.MEMORY", (1, 3)),
     Knob("torch_ssgp.compression.OVERFLOW", (0.0, 1.0)),
     Knob("torch_ssgp.compression.ROUGHNESS", (0.75, 3.0)),
+    Knob("torch_ssgp.points.ALIKE", (0.0, 0.9)),
+    Knob("torch_ssgp.compression.MAX_CANDIDATES", (100, 3000)),
     Knob("torch_ssgp.inducing.NEEDED", (0.005, 0.1)),
     Knob("torch_ssgp.inducing.FEW", (0, 32)),
     Knob("torch_ssgp.update.objective.KNOWN", (0.05, 0.5)),
