@@ -88,7 +88,7 @@ def test_the_evidence_of_every_power_is_that_of_an_exact_gp():
 
 
 def test_an_alarm_takes_the_log_odds_and_more_than_one_witness():
-    columns = len(POWERS)
+    columns = len(POWERS) + 1
     nothing = torch.zeros(0, dtype=torch.float64)
 
     def judged(capped: float, gain: float) -> Judgement:

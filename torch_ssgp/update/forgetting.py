@@ -9,14 +9,16 @@ powers :math:`\lambda`, from 1 (nothing changed) to 0 (begin anew), in closed fo
 
 is summed up over updates, and the sum starts again whenever it falls below zero:
 Page's test, one for each power. A sum that exceeds the log-odds against a change per
-update is an alarm. One datum adds at most ``OUTLIER`` nats, less than an alarm takes:
+update is an alarm. No model is right in all details, so a past of less weight predicts
+real data a little better even where nothing changes: of every datum ``SLACK`` nats are
+not counted, or large batches would be full of false alarms. One datum adds at most ``OUTLIER`` nats, less than an alarm takes:
 a change needs more than one witness, an outlier is none. Data of which the past says
 little, as in a new range of inputs, are not heard: they cannot contradict it.
 
 Data that are far too good to be true speak for a change as well, though no power of the
 past explains them: a scale that fell by orders of magnitude hides everything that comes
 later in what was noise before. So errors of a tenth of their size are a hypothesis of
-their own, for which every datum is heard.
+their own.
 
 A model at the edge of what it has seen may be too sure of itself, which looks like a
 change. So nothing is thrown away on an alarm alone: both explanations are learned, one
@@ -55,6 +57,7 @@ from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Limits
 
 POWERS = (0.0, 0.05, 0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
+SLACK = 0.1  # nats per datum by which a model that is not quite right may lose
 QUIET = 0.1  # size of errors, in units of that expected, that speaks for a change
 ANEW = 0.5  # powers below it stand for a beginning, not for a drift
 OUTLIER = 4.6  # nats by which one datum may speak for a change: one in a hundred
@@ -80,6 +83,7 @@ class Judgement(NamedTuple):
         is_surprising: ``(*batch,)``, whether that is more than chance.
         explained: ``(*batch,)``, share of their prior variance that was known before;
             zero for a stream without a reading.
+        count: How many data were looked at, for all or ``(*batch,)``.
     """
 
     gain: Tensor
@@ -87,6 +91,13 @@ class Judgement(NamedTuple):
     surprise: Tensor
     is_surprising: Tensor
     explained: Tensor
+    count: int | Tensor = 0
+
+    @property
+    def convincing(self) -> Tensor:
+        """``(*batch, q)``, of ``capped`` what a model not quite right leaves."""
+        slack = SLACK * torch.as_tensor(self.count).to(self.capped)
+        return self.capped - slack.unsqueeze(-1)
 
     @property
     def is_followed(self) -> Tensor:
@@ -207,6 +218,7 @@ def judge(
         surprise=0.5 * misfit.sum(-1) / count,
         is_surprising=excess > SURPRISING,
         explained=explained.sum(-1) / count,
+        count=count,
     )
 
 
@@ -232,16 +244,16 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float) -> Verdict:
     """
     if doubt.size(-1) != judgement.capped.size(-1):
         doubt = torch.zeros_like(judgement.capped)
-    powers = torch.tensor([*POWERS, 0.0], dtype=doubt.dtype, device=doubt.device)
-    is_quiet = torch.arange(len(powers), device=doubt.device) == len(POWERS)
-    # Of what the past says little about, only the size is heard.
-    heard = judgement.is_followed.unsqueeze(-1) | is_quiet
-    doubt = torch.where(heard, (FADING * doubt + judgement.capped).clamp_min(0), doubt)
+    before, doubt = doubt, (FADING * doubt + judgement.convincing).clamp_min(0)
     # The cap is for the alarm; which power is the best, all that was gained decides.
     score = doubt + (judgement.gain - judgement.capped)
-    score = torch.where(heard & (doubt > -math.log(odds)), score, -torch.inf)
+    score = torch.where(doubt > -math.log(odds), score, -torch.inf)
     best, index = score.max(-1)
-    return Verdict(torch.where(best > -torch.inf, powers[index], 1.0), doubt)
+    powers = torch.tensor([*POWERS, 0.0], dtype=doubt.dtype, device=doubt.device)
+    power = torch.where(best > -torch.inf, powers[index], 1.0)
+    is_heard = judgement.is_followed
+    doubt = torch.where(is_heard.unsqueeze(-1), doubt, before)
+    return Verdict(torch.where(is_heard, power, 1.0), doubt)
 
 
 def of_beginning(doubt: Tensor) -> Tensor:
@@ -259,8 +271,8 @@ def fading(judgement: Judgement, odds: float) -> Tensor:
     """
     powers = torch.tensor(POWERS[1:-1], dtype=judgement.gain.dtype)
     powers = powers.to(judgement.gain.device)
-    gain, capped = judgement.gain[..., 1:-2], judgement.capped[..., 1:-2]
-    gain = torch.where(capped > -math.log(odds), gain, -torch.inf)
+    gain, convincing = judgement.gain[..., 1:-2], judgement.convincing[..., 1:-2]
+    gain = torch.where(convincing > -math.log(odds), gain, -torch.inf)
     best, index = gain.max(-1)
     is_heard = judgement.is_followed & (best > -torch.inf)
     return torch.where(is_heard, powers[index], 1.0)

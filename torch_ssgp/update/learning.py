@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torch_ssgp.exceptions import Breakdown, FactorizationError
 from torch_ssgp.memory import Data
-from torch_ssgp.update.forgetting import ANEW, Judged, fading, judge
+from torch_ssgp.update.forgetting import ANEW, SLACK, Judged, fading, judge
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.result import Status
 from torch_ssgp.update.state import Known, Learned, Limits
@@ -88,7 +88,9 @@ def _learn(
         split = apart.restart().run()
         odds = -math.log(options.change_odds)
         num_free = sum(p.numel() for p in known.prior.parameters() if p.requires_grad)
-        price = odds + 0.5 * num_free / alarm.numel() * math.log(max(judged.doubted, 1))
+        num_data = max(judged.doubted, 1)
+        price = odds + 0.5 * num_free / alarm.numel() * math.log(num_data)
+        price += SLACK * num_data
         old = together.evidence_of_past(apart.pending)
         change = alarm & (
             split.bound + split.loss + old - price > joint.bound + joint.loss
