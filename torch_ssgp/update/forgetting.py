@@ -11,9 +11,10 @@ is summed up over updates, and the sum starts again whenever it falls below zero
 Page's test, one for each power. A sum that exceeds the log-odds against a change per
 update is an alarm. No model is right in all details, so a past of less weight predicts
 real data a little better even where nothing changes: of every datum ``SLACK`` nats are
-not counted, or large batches would be full of false alarms. One datum adds at most ``OUTLIER`` nats, less than an alarm takes:
-a change needs more than one witness, an outlier is none. Data of which the past says
-little, as in a new range of inputs, are not heard: they cannot contradict it.
+not counted, or large batches would be full of false alarms. One datum adds at most
+``OUTLIER`` nats, less than an alarm takes: a change needs more than one witness, an
+outlier is none. Data of which the past says little, as in a new range of inputs, are
+not heard: they cannot contradict it.
 
 Data that are far too good to be true speak for a change as well, though no power of the
 past explains them: a scale that fell by orders of magnitude hides everything that comes
@@ -83,7 +84,7 @@ class Judgement(NamedTuple):
         is_surprising: ``(*batch,)``, whether that is more than chance.
         explained: ``(*batch,)``, share of their prior variance that was known before;
             zero for a stream without a reading.
-        count: How many data were looked at, for all or ``(*batch,)``.
+        num_data: How many data were looked at, for all or ``(*batch,)``.
     """
 
     gain: Tensor
@@ -91,12 +92,12 @@ class Judgement(NamedTuple):
     surprise: Tensor
     is_surprising: Tensor
     explained: Tensor
-    count: int | Tensor = 0
+    num_data: int | Tensor = 0
 
     @property
     def convincing(self) -> Tensor:
         """``(*batch, q)``, of ``capped`` what a model not quite right leaves."""
-        slack = SLACK * torch.as_tensor(self.count).to(self.capped)
+        slack = SLACK * torch.as_tensor(self.num_data).to(self.capped)
         return self.capped - slack.unsqueeze(-1)
 
     @property
@@ -218,7 +219,7 @@ def judge(
         surprise=0.5 * misfit.sum(-1) / count,
         is_surprising=excess > SURPRISING,
         explained=explained.sum(-1) / count,
-        count=count,
+        num_data=count,
     )
 
 
