@@ -40,7 +40,7 @@ from torch import Tensor
 
 from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
-from torch_ssgp.compression import older_half
+from torch_ssgp.compression import first_of_each, older_half
 from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.kernels import Form
@@ -132,7 +132,8 @@ def judge(
     """
     if summary.is_empty or data.y.size(-1) == 0:
         return None
-    keep = evenly(data.x, min(MAX_DATA, data.x.size(-2)))
+    keep, _ = first_of_each(data.x)  # copies of an input are one witness
+    keep = keep[evenly(keep.unsqueeze(-1), min(MAX_DATA, len(keep)))]
     noise = None if data.noise is None else data.noise[..., keep]
     seen = None if data.seen is None else data.seen[..., keep]
     data = Data(data.x[..., keep, :], data.y[..., keep], noise)
@@ -265,18 +266,39 @@ def of_beginning(doubt: Tensor) -> Tensor:
     return doubt[..., columns].amax(-1)
 
 
-def fading(judgement: Judgement, odds: float) -> Tensor:
+def fading(judgement: Judgement, doubt: Tensor, odds: float) -> Tensor:
     """``(*batch,)``, the power that predicts data best; 1 unless that is convincing.
 
     A beginning is not among the powers: it has lost against one function for all data.
+
+    Args:
+        judgement: What new data say.
+        doubt: ``(*batch, q)``, evidence for a change, theirs included.
+        odds: Prior odds of a change per update.
     """
     powers = torch.tensor(POWERS[1:-1], dtype=judgement.gain.dtype)
     powers = powers.to(judgement.gain.device)
-    gain, convincing = judgement.gain[..., 1:-2], judgement.convincing[..., 1:-2]
-    gain = torch.where(convincing > -math.log(odds), gain, -torch.inf)
+    is_convincing = doubt[..., 1:-2] > -math.log(odds)
+    gain = torch.where(is_convincing, judgement.gain[..., 1:-2], -torch.inf)
     best, index = gain.max(-1)
-    is_heard = judgement.is_followed & (best > -torch.inf)
+    is_heard = judgement.is_followed & (best > 0)
     return torch.where(is_heard, powers[index], 1.0)
+
+
+def after_fading(doubt: Tensor, power: Tensor, odds: float) -> Tensor:
+    """Evidence that is left where the past has faded.
+
+    What drifts goes on drifting: little more is needed to fade again. That it might
+    have begun anew is another question, and open again.
+
+    Args:
+        doubt: ``(*batch, q)``, evidence for a change.
+        power: ``(*batch,)``, what the past was raised to.
+        odds: Prior odds of a change per update.
+    """
+    left = doubt.clamp_max(-math.log(odds))
+    left[..., [0, -1]] = 0.0
+    return torch.where(power.unsqueeze(-1) < 1, left, doubt)
 
 
 class Clock(NamedTuple):
@@ -389,9 +411,9 @@ class Judged(NamedTuple):
             if waiting:
                 # A beginning lost against the past: until twice as much is known the
                 # past may only fade.
-                faded = fading(judgement, options.change_odds)
+                faded = fading(judgement, doubt, options.change_odds)
                 power = torch.where((power < ANEW) | is_surprising, faded, power)
-                doubt = torch.where(faded.unsqueeze(-1) < 1, 0.0, doubt)
+                doubt = after_fading(doubt, power, options.change_odds)
                 is_surprising = torch.zeros_like(is_surprising)
             if bool((power == 1).all()):
                 power = 1.0

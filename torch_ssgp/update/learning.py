@@ -22,7 +22,14 @@ from torch import Tensor
 
 from torch_ssgp.exceptions import Breakdown, FactorizationError
 from torch_ssgp.memory import Data
-from torch_ssgp.update.forgetting import ANEW, SLACK, Judged, fading, judge
+from torch_ssgp.update.forgetting import (
+    ANEW,
+    SLACK,
+    Judged,
+    after_fading,
+    fading,
+    judge,
+)
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.result import Status
 from torch_ssgp.update.state import Known, Learned, Limits
@@ -126,9 +133,9 @@ def _fade(
     judgement = judge(joint.prior, past, data, limits.jitter)
     if judgement is None:
         return joint
-    power = fading(judgement, options.change_odds)
+    power = fading(judgement, judgement.convincing, options.change_odds)
     if bool((power >= torch.as_tensor(judged.power)).all()):
         return joint
-    doubt = torch.where(power.unsqueeze(-1) < 1, 0.0, judged.doubt)
-    faded = judged._replace(power=power, doubt=doubt, waiting=0.0)
+    doubt = after_fading(judged.doubt, power, options.change_odds)
+    faded = judged._replace(power=power, doubt=doubt)
     return Update(known, data, options, limits, faded, must_learn=True).run()
