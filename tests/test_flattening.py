@@ -116,11 +116,11 @@ ORDINARY: dict[str, Function] = {
     + [(name, noise) for name in ("sine", "step") for noise in (0.0, 1.0)],
 )
 def test_ordinary_streams_are_not_warned_of(name: str, noise: float, size: int = 20):
-    model, sorted_model, num_data = make(), make(), 160 if FULL else 100
-    data = list(batches(ORDINARY[name], num_data // size, size, noise))
+    model, sorted_model = make(), make()
+    data = list(batches(ORDINARY[name], 160 // size, size, noise))
     x, y = (torch.cat(part) for part in zip(*data, strict=True))
     order = x[:, 0].argsort()
-    for k in range(0, num_data, size):
+    for k in range(0, 160, size):
         chosen = order[k : k + size]
         steps = {"num_steps": STEPS}
         assert not model.update(x[k : k + size], y[k : k + size], **steps).flattened
