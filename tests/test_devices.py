@@ -73,6 +73,7 @@ HOST_CHECKS = {
     "advice._sharing": "the number of updates so far",
     "advice.coarsest_step": "whether to warn",
     "core.StreamingCore.jitter": "the jitter",
+    "core.StreamingCore.evidence": "whether the bound of before still holds",
     "update.walk.Update.remember": "the number of updates and of data so far",
     "update.walk.Update.pays": "whether to learn",
     "update.choosing.Choice.has_changed": "whether points are still right",

@@ -145,7 +145,7 @@ def state_of(model):
             id(tensor) if is_parameter else None,
         )
     for name, module in model.named_modules():
-        hidden = ("_predictors", "_frozen")
+        hidden = ("_predictors", "_frozen", "_bound")
         caches = [id(getattr(module, attribute, None)) for attribute in hidden]
         state[f"module {name}"] = (id(module), module.training, *caches)
     optimizer = getattr(model, "optimizer", None)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torch_ssgp.buffers import Buffers
 from torch_ssgp.exceptions import ArgumentError
 
 Result = TypeVar("Result")
@@ -157,6 +158,7 @@ class _Snapshot:
         tensors = {
             id(tensor): tensor
             for part in parts
+            if not isinstance(part, Buffers)  # replaced, never changed in place
             for tensor in (*part._parameters.values(), *part._buffers.values())
             if tensor is not None
         }

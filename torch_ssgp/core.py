@@ -76,6 +76,7 @@ class StreamingCore(AtomicModule, GP):
         self.locks = Locks()
         self._predictors: dict[bool, tuple[tuple, Tensor, Predictor]] = {}
         self._frozen: tuple[torch.dtype, Tensor, tuple] | None = None
+        self._bound: tuple[tuple[Tensor, ...], Tensor] | None = None  # of a summary
 
     # -- what it is -----------------------------------------------------------------
 
@@ -275,6 +276,10 @@ class StreamingCore(AtomicModule, GP):
         if self.summary.is_empty:
             return self.summary.residual
         summary = copy(self.summary)
+        if self._bound is not None and bool((power == 1).all()):
+            buffers, bound = self._bound
+            if all(a is b for a, b in zip(summary.buffers(), buffers, strict=True)):
+                return bound
         past = summary.pseudo_observations.discount(power)
         rows = fn.recall(past, summary.prior_cholesky, summary.prior_mean)
         return fn.evidence(rows, summary.noise_scale)
@@ -282,7 +287,13 @@ class StreamingCore(AtomicModule, GP):
     def commit(self, learned: Learned) -> None:
         """Make what was learned the model, all at once."""
         prior, is_first = self.prior(), self.memory.is_empty
-        pairs = list(zip(prior, learned.prior, strict=True))
+        frozen = () if self._frozen is None else self._frozen[2]
+        pairs = [
+            (ours, theirs)
+            for ours, theirs in zip(prior, learned.prior, strict=True)
+            if not any(theirs is module for module in frozen)  # nothing was learned
+        ]
+        changed = (*(ours for ours, _ in pairs), self.memory, self.summary, self.start)
 
         @torch.no_grad()
         def change() -> None:
@@ -298,7 +309,8 @@ class StreamingCore(AtomicModule, GP):
             self.summary.replace(**learned.summary)
 
         with self.locks.commit:
-            atomic_change(change, (*prior, self.memory, self.summary, self.start))
+            atomic_change(change, changed)
+            self._bound = (tuple(self.summary.buffers()), learned.bound.clone())
 
     # -- caches ---------------------------------------------------------------------
 
@@ -405,7 +417,7 @@ class StreamingCore(AtomicModule, GP):
 
     def __getstate__(self) -> dict:
         """Leave caches and locks out of copies and pickles."""
-        state = {**self.__dict__, "_predictors": {}, "_frozen": None}
+        state = {**self.__dict__, "_predictors": {}, "_frozen": None, "_bound": None}
         del state["locks"]
         return state
 
