@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,15 +14,20 @@ from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 
 import oracles
-from torch_ssgp import StreamingGP
+from torch_ssgp import StreamingGP, UpdateOptions, branch
 from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.memory import Data
+from torch_ssgp.update import ascent
 from torch_ssgp.update.forgetting import (
     ANEW,
     OUTLIER,
     POWERS,
+    QUIET,
+    SLACK,
     Judgement,
+    after_fading,
     decide,
+    fading,
     judge,
     outgrown,
 )
@@ -106,7 +112,133 @@ def test_an_alarm_takes_the_log_odds_and_more_than_one_witness():
     assert float(decide(judged(-20.0, -20.0), one.doubt, odds=1e-3).doubt.max()) == 0
 
 
+def test_errors_too_good_to_be_true_speak_for_a_change():
+    """log N(e; 0, c²) - log N(e; 0, 1), e the errors of one datum after the other."""
+    model = make(num_inducing=40)
+    model.likelihood.noise = 0.04
+    for x, y in batches(torch.sin, 1, 12):
+        model.update(x, y, num_steps=0, inducing_points=x)
+    x_new, y_new = next(batches(torch.sin, 1, 5, noise=0.0, seed=1))
+    data = model.check_data(x_new, y_new, None)
+    known = model.known(data)
+    judged = judge(known.frozen, known.summary, data, 1e-10)
+    kernel, mean = model.covar_module, model.mean_module
+
+    def dense(y: Tensor) -> Tensor:
+        return oracles.log_probs_given_tempered(
+            lambda a, b: kernel(a, b).to_dense().detach(),
+            x,
+            next(batches(torch.sin, 1, 12))[1],
+            x_new,
+            y,
+            0.04,
+            1.0,
+            lambda a: mean(a).detach(),
+        )
+
+    # Each log-probability is -(e² + log 2πv) / 2 with a v that no target changes.
+    log_v = -2 * (dense(y_new) + 0.5 * _squares(dense, y_new)) - math.log(2 * math.pi)
+    square = _squares(dense, y_new)
+    assert bool((1e-4 / log_v.exp() < QUIET**2).all())  # far from the smallest noise
+    expected = -math.log(QUIET) - 0.5 * square * (QUIET**-2 - 1)
+    torch.testing.assert_close(judged.gain[-1], expected.sum(), rtol=1e-4, atol=1e-4)
+
+
+def _squares(log_probs: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+    """Squared standardized errors, off second differences in each target alone."""
+    result = []
+    for i in range(len(y)):
+        h = torch.zeros_like(y)
+        h[i] = 1e-2
+        low, middle, high = (log_probs(y + k * h)[i] for k in (-1, 0, 1))
+        slope, curve = (high - low) / 2e-2, (high - 2 * middle + low) / 1e-4
+        result.append(-slope.square() / curve)
+    return torch.stack(result)
+
+
+def test_what_a_model_not_quite_right_loses_is_not_counted():
+    zero = torch.zeros(()).double()
+    capped = torch.full((len(POWERS) + 1,), 8.0).double()
+    few, many = (
+        Judgement(capped, capped, zero, zero > 0, zero + 1, num) for num in (5, 50)
+    )
+    torch.testing.assert_close(few.convincing, capped - 5 * SLACK)
+    nothing = torch.zeros(0).double()
+    assert float(decide(few, nothing, odds=1e-3).power) < 1
+    assert float(decide(many, nothing, odds=1e-3).power) == 1
+
+
+def test_a_past_that_faded_fades_again_more_easily():
+    zero = torch.zeros(()).double()
+    gain = torch.zeros(len(POWERS) + 1).double()
+    gain[2], gain[0], gain[-1] = 9.0, 20.0, 20.0
+    judgement = Judgement(gain, gain, zero, zero > 0, zero + 1)
+    power = fading(judgement, gain, odds=1e-3)
+    assert float(power) == POWERS[2]  # no beginning, whatever it gains
+    left = after_fading(gain, power, odds=1e-3)
+    assert float(left[2]) == pytest.approx(math.log(1e3))
+    assert float(left[0]) == float(left[-1]) == 0
+    assert torch.equal(after_fading(gain, zero + 1, odds=1e-3), gain)
+    little = judgement._replace(gain=0.2 * gain, capped=0.2 * gain)
+    doubt = decide(little, left, odds=1e-3).doubt
+    assert float(fading(little, doubt, odds=1e-3)) == POWERS[2]
+    assert float(fading(little, little.capped, odds=1e-3)) == 1
+
+
 # -- streams that change --------------------------------------------------------------
+
+
+def test_by_default_the_evidence_decides_where_the_model_learns():
+    assert UpdateOptions().forgets_by_evidence
+    assert UpdateOptions(learn_hyperparameters=3).forgets_by_evidence
+    assert not UpdateOptions(num_steps=0).forgets_by_evidence
+    assert not UpdateOptions(learn_hyperparameters=False).forgets_by_evidence
+    assert not UpdateOptions(forget=1.0).forgets_by_evidence
+    assert UpdateOptions(forget="auto", num_steps=0).forgets_by_evidence
+    model = make()
+    for x, y in batches(torch.sin, 4, 20):
+        model.update(x, y, num_steps=STEPS)
+    copy_ = copy.deepcopy(model)
+    x, y = next(batches(lambda x: 5 + torch.cos(2 * x), 1, 20, seed=1))
+    assert float(model.update(x, y, num_steps=STEPS).forgot) == 0
+    assert float(copy_.update(x, y, num_steps=0).forgot) == 1
+
+
+def test_a_branch_keeps_all_by_default():
+    model = make()
+    for x, y in batches(torch.sin, 4, 20):
+        model.update(x, y, num_steps=STEPS)
+    worker = branch(model)
+    x, y = next(batches(lambda x: 5 + torch.cos(2 * x), 1, 20, seed=1))
+    assert float(worker.update(x, y, num_steps=STEPS).forgot) == 1
+
+
+def test_a_beginning_that_lost_waits_and_the_past_may_only_fade():
+    model = make()
+    for x, y in batches(torch.sin, 4, 20):
+        model.update(x, y, num_steps=STEPS)
+    model.memory.replace(waiting=torch.tensor(30.0).double())
+    x, y = next(batches(lambda x: 5 + torch.cos(2 * x), 1, 20, seed=1))
+    free = copy.deepcopy(model)
+    free.memory.replace(waiting=torch.tensor(20.0).double())
+    assert 0 < float(model.update(x, y, num_steps=STEPS).forgot) < 1
+    assert float(model.memory.waiting) == 10
+    assert float(free.update(x, y, num_steps=STEPS).forgot) == 0
+
+
+def test_copies_of_an_input_are_one_witness():
+    model = make()
+    for x, y in batches(torch.sin, 4, 20):
+        model.update(x, y, num_steps=STEPS)
+    x = torch.full((20, 1), 3.0).double()
+    result = model.update(x, 5 + 0 * x.squeeze(-1), num_steps=STEPS)
+    assert float(result.forgot) == 1
+
+
+def test_a_stream_without_noise_is_no_change():
+    model = make()
+    for x, y in batches(torch.sin, 12, 10, noise=0.0):
+        assert float(model.update(x, y, num_steps=STEPS).forgot) == 1
 
 
 @pytest.mark.parametrize("size", [1, 5, 40])
@@ -277,6 +409,22 @@ def test_an_update_that_does_not_learn_still_knows_the_data():
     result = model.update(x, y, learn_hyperparameters=False)
     assert not result.learned and result.num_steps == 0
     assert float(model(x).mean) == pytest.approx(1.5, abs=0.2)
+
+
+def test_an_update_that_learns_may_take_the_steps_that_others_left(monkeypatch):
+    monkeypatch.setattr(ascent, "TOLERANCE", -1.0)  # there is no plateau
+    model = make()
+    results = [model.update(x, y, num_steps=4) for x, y in batches(torch.sin, 16, 10)]
+    steps, learned = [r.num_steps for r in results], [r.learned for r in results]
+    assert steps[0] == 4 and learned[:2] == [True, True]
+    assert max(steps) == 12  # of many that did not learn, those of three
+    assert sum(steps) <= 4 * len(steps)
+    assert all((num > 0) == flag for num, flag in zip(steps, learned, strict=True))
+    always = [
+        model.update(x, y, num_steps=4, learn_hyperparameters=True).num_steps
+        for x, y in batches(torch.sin, 3, 10, seed=1)
+    ]
+    assert always == [4, 4, 4]
 
 
 def test_no_learning_is_no_step():

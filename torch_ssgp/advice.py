@@ -44,7 +44,7 @@ def warn_once(
         "sharing": lambda: _sharing(model, options),
         "rounding": lambda: _rounding(model, data),
         "points": lambda: _too_few_points(model, learned, options),
-        "memory": lambda: _too_small_memory(learned, data),
+        "memory": lambda: _too_small_memory(learned, data, options),
         "flattened": lambda: _flattened(learned),
     }
     warned = model.warned
@@ -76,16 +76,19 @@ def _too_few_points(
     return text, BudgetWarning
 
 
-def _too_small_memory(learned: Learned, data: Data) -> Found:
+def _too_small_memory(learned: Learned, data: Data, options: UpdateOptions) -> Found:
     loss = float(learned.memory_loss.max()) / max(data.y.size(-1), 1)
     if loss <= LARGE_LOSS:
         return None
     text = (
         f"Compressing the memory to {learned.memory['points'].size(-2)} points lost "
         f"{loss:.2g} nats per new datum, see UpdateResult.memory_loss. Raise "
-        "memory_size, or num_inducing; on a time axis that grows, let the past go: "
-        "forget='auto'."
+        "memory_size, or num_inducing"
     )
+    if options.forgets_by_evidence:
+        text += ". On a time axis that grows, old stretches are dropped in time."
+    else:
+        text += "; on a time axis that grows, let the past go: forget='auto'."
     return text, BudgetWarning
 
 
