@@ -42,6 +42,8 @@ def cells_of(path: Path) -> verdicts.Cells:
 # ---------------------------------------------------------------------- runs of it all
 
 
+# Ten steps a batch are not enough to learn with; here it matters only that all runs.
+@pytest.mark.filterwarnings("ignore::torch_ssgp.exceptions.FlattenedWarning")
 def test_all_quick_leaves_files_pictures_and_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
