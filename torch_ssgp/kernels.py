@@ -143,13 +143,7 @@ class Radial(Form):
         """Covariance ``(*batch, n1, n2)``."""
         phi, psi = Part(self.dims, self.lengthscale).features(x1, x2)
         q = _side_by_side(phi) @ _side_by_side(psi).mT
-        if self.nu is not None:
-            k = _Matern.apply(q, self.nu)
-        else:
-            assert self.alpha is not None
-            alpha = self.alpha.unsqueeze(-1)
-            k = (1 - q.clamp_max(0) / alpha).pow(-alpha)
-        return self.scale[..., None, None] * k
+        return self.scale[..., None, None] * radial(q, self.nu, self.alpha)
 
     def variances(self, x: Tensor) -> Tensor:
         """Prior variances ``(*batch, n)``: the scale."""
@@ -357,6 +351,21 @@ def _multiply(factors: list[Form]) -> Form:
 
 
 # -- pieces -------------------------------------------------------------------------
+
+
+def radial(q: Tensor, nu: float | None, alpha: Tensor | None) -> Tensor:
+    r"""A Matérn or rational quadratic kernel of :math:`q = -\tfrac12 r^2`.
+
+    Args:
+        q: ``(*batch, n1, n2)``.
+        nu: Smoothness of Matérn kernels.
+        alpha: ``(*batch, 1)``, exponent of rational quadratic ones.
+    """
+    if nu is not None:
+        return _Matern.apply(q, nu)
+    assert alpha is not None
+    alpha = alpha.unsqueeze(-1)
+    return (1 - q.clamp_max(0) / alpha).pow(-alpha)
 
 
 class _Matern(torch.autograd.Function):
