@@ -362,7 +362,8 @@ def radial(q: Tensor, nu: float | None, alpha: Tensor | None) -> Tensor:
         alpha: ``(*batch, 1)``, exponent of rational quadratic ones.
     """
     if nu is not None:
-        return _Matern.apply(q, nu)
+        # Without a gradient there is nothing to keep for it.
+        return _Matern.apply(q, nu) if q.requires_grad else _matern(q, nu)[0]
     assert alpha is not None
     alpha = alpha.unsqueeze(-1)
     return (1 - q.clamp_max(0) / alpha).pow(-alpha)
@@ -377,13 +378,10 @@ class _Matern(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, nu: float) -> Tensor:
-        t = q.mul(-4 * nu).clamp_min_(0).sqrt_()
+        k, t, e = _matern(q, nu)
         ctx.nu = nu
-        e = t.neg().exp_()
         ctx.save_for_backward(q, t, e)
-        if nu == 0.5:
-            return e.clone()
-        return _polynomial(t, nu).mul_(e)
+        return k
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -403,8 +401,14 @@ class _Matern(torch.autograd.Function):
 _TINY = 1e-30
 
 
-def _polynomial(t: Tensor, nu: float) -> Tensor:
-    return 1 + t if nu == 1.5 else (t / 3 + 1).mul_(t).add_(1)
+def _matern(q: Tensor, nu: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel, and the ``t`` and ``exp(-t)`` it is made of."""
+    t = q.mul(-4 * nu).clamp_min_(0).sqrt_()
+    e = t.neg().exp_()
+    if nu == 0.5:
+        return e.clone(), t, e
+    polynomial = 1 + t if nu == 1.5 else (t / 3 + 1).mul_(t).add_(1)
+    return polynomial.mul_(e), t, e
 
 
 def select(x: Tensor, dims: Tensor | None) -> Tensor:
