@@ -27,9 +27,6 @@ from torch_ssgp.features import Columns, Row, as_row
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.update import UpdateOptions
 
-# Streams change; the evidence says when.
-DEFAULTS = UpdateOptions(forget="auto")
-
 
 def as_rows(frame: Any) -> list[Row]:
     """The rows of a data frame; missing values count as absent."""
@@ -187,5 +184,5 @@ class StreamingEstimator(base.Estimator):
         )
 
     def _update(self, model: StreamingGP, x: Array, y: Any) -> None:
-        options = checked_options(self.options or DEFAULTS)
+        options = checked_options(self.options)
         learn(model, as_tensor(x, model), as_tensor(y, model), options)
