@@ -430,6 +430,29 @@ def test_bad_data_are_refused_and_change_nothing(message, call, pickled):
     assert pickle.dumps(model) == before
 
 
+BAD_FOR_LABELS = (
+    "text",
+    "infinity",
+    "infinity in a frame",
+    "no dictionary",
+    "other lengths",
+    "text in a frame",
+    "text to predict",
+)
+
+
+@pytest.mark.parametrize("name", BAD_FOR_LABELS)
+def test_bad_data_with_labels_are_refused_and_change_nothing(name):
+    message, call = BAD_CALLS[name]
+    model = small(StreamingGPClassifier, batch_size=20)
+    for x, y in labelled_stream(25):
+        model.learn_one(x, y)
+    before = pickle.dumps(model)
+    with pytest.raises(ValueError, match=message):
+        call(model)
+    assert pickle.dumps(model) == before
+
+
 @pytest.mark.parametrize("label", [None, math.nan, ["low"]])
 def test_what_is_no_label_is_refused(label):
     model = small(StreamingGPClassifier)

@@ -112,8 +112,8 @@ def ahead(rows: list[Row]) -> list[str]:
         if growth > GROWING:
             text += (
                 f" Our errors in the last third are {growth:.1f} times those in the "
-                f"first, {other['model']}'s {theirs:.1f} times: the spread of targets grows, and our model has one noise for "
-                "all of them."
+                f"first, {other['model']}'s {theirs:.1f} times: the spread of "
+                "targets grows, and our model has one noise for all of them."
             )
         found.append(text)
     return found or ["No model of river's is ahead of ours in MAE."]
@@ -211,10 +211,10 @@ def page(file: Contents) -> str:
             f"{made['torch_ssgp']}, river {made['river']}) from "
             "`data/prequential.json`. Every model predicts a datum and learns it "
             f"afterwards, on the first {made['length']} data of each stream or fewer, "
-            "as the tables say; the first prediction is not scored. All rows are from one "
-            "run. `StreamingGP` is `torch_ssgp.river` with its "
-            "defaults, the others are river's with theirs, behind a StandardScaler "
-            "where they look at features. "
+            "as the tables say; the first prediction is not scored. All rows are from "
+            "one run. `StreamingGP` is `torch_ssgp.river` with its defaults, the "
+            "others are river's with theirs, behind a StandardScaler where they look "
+            "at features. "
             "Dates are given as days and as month, hour or weekday, to all models "
             "alike.",
             "![Errors relative to the best](figures/prequential.png)",
