@@ -27,6 +27,10 @@ from torch_ssgp.features import Columns, Row, as_row
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.update import UpdateOptions
 
+# On most of river's own streams the evidence takes for changes what is none, see
+# docs/prequential.md.
+DEFAULTS = UpdateOptions(forget=1.0)
+
 
 def as_rows(frame: Any) -> list[Row]:
     """The rows of a data frame; missing values count as absent."""
@@ -184,5 +188,5 @@ class StreamingEstimator(base.Estimator):
         )
 
     def _update(self, model: StreamingGP, x: Array, y: Any) -> None:
-        options = checked_options(self.options)
+        options = checked_options(self.options or DEFAULTS)
         learn(model, as_tensor(x, model), as_tensor(y, model), options)

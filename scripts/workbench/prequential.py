@@ -43,7 +43,7 @@ from workbench.common import DOCS, new_parser, positive
 from workbench.prequential_page import FORGETTING, OURS
 from workbench.results import Jobs, Row, Table, header, read
 
-LENGTH = 500  # data of a stream, from its beginning
+LENGTH = 300  # data of a stream, from its beginning
 QUICK = 30
 LEVEL = 0.9
 NORMAL = 1.6448536269514722  # half the width of an interval of that level
@@ -121,7 +121,7 @@ SOURCES = {
     ),
     "Phishing": Source("classification", packaged("Phishing")),
     "Bananas": Source("classification", packaged("Bananas")),
-    "ImageSegments": Source("classification", packaged("ImageSegments"), length=300),
+    "ImageSegments": Source("classification", packaged("ImageSegments"), length=200),
     "Shuttle": Source("classification", packaged("Shuttle")),
 }
 
