@@ -20,7 +20,7 @@ import torch_ssgp.river
 import torch_ssgp.river_base
 from examples import river_stream
 from torch_ssgp import StreamingGP, UpdateOptions
-from torch_ssgp.estimators import default_kernel
+from torch_ssgp.estimators import default_kernel, learn
 from torch_ssgp.exceptions import (
     ArgumentError,
     FactorizationError,
@@ -119,6 +119,20 @@ def test_learning_is_update(from_memory):
         distribution = model.predict_one(datum, with_dist=True)
         assert distribution.mu == pytest.approx(prediction.mean[k].item())
         assert distribution.sigma == pytest.approx(prediction.stddev[k].item())
+
+
+def test_nothing_is_forgotten_unless_told(monkeypatch):
+    powers = []
+
+    def spy(model, x, y, options):
+        powers.append(options.forget)
+        return learn(model, x, y, options)
+
+    monkeypatch.setattr(torch_ssgp.river_base, "learn", spy)
+    for options in (None, UpdateOptions(forget="auto", num_steps=2)):
+        model = StreamingGPRegressor(num_inducing=5, options=options)
+        model.learn_one({"a": 1.0}, 1.0)
+    assert powers == [1.0, "auto"]
 
 
 def test_an_interval_holds_its_share_of_targets():
