@@ -110,18 +110,20 @@ def from_file(name: str) -> Callable[[Path | None], Iterator[Datum]]:
 SOURCES = {
     "TrumpApproval": Source("regression", packaged("TrumpApproval")),
     "ChickWeights": Source("regression", packaged("ChickWeights")),
-    "WaterFlow": Source("regression", packaged("WaterFlow", "hour", "weekday")),
+    "WaterFlow": Source(
+        "regression", packaged("WaterFlow", "hour", "weekday"), length=200
+    ),
     "AirlinePassengers": Source("regression", packaged("AirlinePassengers", "month")),
     "SP500Stocks": Source("regression", packaged("SP500Stocks")),
     "bike": Source(
-        "regression", from_file("uci_bike_noleak.npz"), "uci_bike_noleak.npz"
+        "regression", from_file("uci_bike_noleak.npz"), "uci_bike_noleak.npz", 200
     ),
     "elevators": Source(
         "regression", from_file("uci_elevators.npz"), "uci_elevators.npz"
     ),
     "Phishing": Source("classification", packaged("Phishing")),
     "Bananas": Source("classification", packaged("Bananas")),
-    "ImageSegments": Source("classification", packaged("ImageSegments"), length=200),
+    "ImageSegments": Source("classification", packaged("ImageSegments"), length=150),
     "Shuttle": Source("classification", packaged("Shuttle")),
 }
 
