@@ -135,13 +135,13 @@ def moments(prediction: Any) -> tuple[Tensor, Tensor]:
 
 
 def alternate(calls: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Median seconds of each call; they take turns, so that both see one machine."""
+    """Median processor seconds of each call; they take turns, on the same machine."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats):
         for call, seconds in zip(calls, times, strict=True):
-            start = time.perf_counter()
+            start = time.process_time()
             call()
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.process_time() - start)
     return [median(seconds) for seconds in times]
 
 

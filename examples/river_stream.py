@@ -55,7 +55,7 @@ def main(
         "StreamingGPRegressor": StreamingGPRegressor(
             num_inducing=50,
             batch_size=batch_size,
-            options=UpdateOptions(num_steps=num_steps, forget="auto"),
+            options=UpdateOptions(num_steps=num_steps, forget=1.0),
         ),
         "KNNRegressor": preprocessing.StandardScaler() | neighbors.KNNRegressor(),
         "LinearRegression": preprocessing.StandardScaler()

@@ -11,7 +11,7 @@ pytest.importorskip("river")
 pytest.importorskip("matplotlib")
 
 from workbench import benchmark, prequential, prequential_page
-from workbench.prequential_page import OURS
+from workbench.prequential_page import FORGETTING, OURS
 from workbench.results import Contents, Row, read
 
 QUICK = ["prequential", "--quick", "--streams", "TrumpApproval", "Phishing"]
@@ -47,6 +47,7 @@ def rows(ours: float, others: dict[str, float], inside: float = 0.9) -> list[Row
     return [
         {"task": "regression", "stream": "s", "model": name, "data": 10}
         | {"MAE": mae, "RMSE": mae, "log density": 0.0, "inside": inside, "ms": 1.0}
+        | {"early MAE": mae, "late MAE": mae}
         for name, mae in {OURS: ours, **others}.items()
     ]
 
@@ -61,13 +62,44 @@ def rows(ours: float, others: dict[str, float], inside: float = 0.9) -> list[Row
 def test_the_page_counts_the_streams_that_reach_the_bar(
     ours: float, inside: float, said: list[str]
 ) -> None:
-    made = {"torch_ssgp": "1", "river": "2", "length": 10}
-    found = rows(ours, {"KNN": 1.0, "mean": 2.0}, inside)
-    text = " ".join(prequential_page.page(Contents(made, found)).split())
+    text = page_of(rows(ours, {"KNN": 1.0, "mean": 2.0}, inside))
     for words in said:
         assert words in text
     assert "| KNN | 1.0" in text
     assert "Log density is below the best of river's models on 0 of 1" in text
+
+
+def page_of(found: list[Row], length: int = 10) -> str:
+    """The page of these rows, on one line."""
+    made = {"torch_ssgp": "1", "river": "2", "length": length}
+    return " ".join(prequential_page.page(Contents(made, found)).split())
+
+
+def test_the_page_says_where_another_model_is_ahead_and_what_the_rows_say_of_it() -> (
+    None
+):
+    found = rows(1.2, {"tree": 1.0, "mean": 1.04})
+    text = page_of(found)
+    assert "On s tree is ahead, by 20.0 % of its MAE." in text
+    assert "The mean of all targets so far is within 4.0 % of it" in text
+    assert "in the last third" not in text
+    found[0]["late MAE"] = 3 * found[0]["early MAE"]
+    found[2]["MAE"] = 9.0
+    text = page_of(found)
+    assert "in the last third are 3.0 times those in the first, tree's 1.0" in text
+    assert "The mean of all targets" not in text
+    assert "No model of river's is ahead" in page_of(rows(0.9, {"tree": 1.0}))
+
+
+def test_our_other_settings_are_no_rival() -> None:
+    text = page_of(rows(1.0, {"tree": 2.0, FORGETTING: 0.5}))
+    assert "No model of river's is ahead" in text
+    assert "s 0.50" in text
+
+
+def test_the_page_names_streams_with_fewer_data() -> None:
+    assert "cut at 10 data, to keep" in page_of(rows(1.0, {"tree": 2.0}))
+    assert "cut at 20 data (s 10), to keep" in page_of(rows(1.0, {"tree": 2.0}), 20)
 
 
 def test_every_packaged_stream_gives_numbers() -> None:

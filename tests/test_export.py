@@ -217,7 +217,7 @@ def test_from_memory_predicts_from_all_that_is_remembered() -> None:
     exported = model.export(from_memory=True)
     moments = prediction.mean.detach(), prediction.variance.detach()
     assert_same(exported(x), moments)
-    assert exported.z.size(-2) == model.memory.points.size(-2)
+    assert exported.factor.size(-2) == model.memory.points.size(-2)
 
 
 def test_dtype_is_that_of_the_results() -> None:

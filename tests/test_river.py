@@ -20,7 +20,7 @@ import torch_ssgp.river
 import torch_ssgp.river_base
 from examples import river_stream
 from torch_ssgp import StreamingGP, UpdateOptions
-from torch_ssgp.estimators import default_kernel
+from torch_ssgp.estimators import default_kernel, learn
 from torch_ssgp.exceptions import (
     ArgumentError,
     FactorizationError,
@@ -119,6 +119,20 @@ def test_learning_is_update(from_memory):
         distribution = model.predict_one(datum, with_dist=True)
         assert distribution.mu == pytest.approx(prediction.mean[k].item())
         assert distribution.sigma == pytest.approx(prediction.stddev[k].item())
+
+
+def test_nothing_is_forgotten_unless_told(monkeypatch):
+    powers = []
+
+    def spy(model, x, y, options):
+        powers.append(options.forget)
+        return learn(model, x, y, options)
+
+    monkeypatch.setattr(torch_ssgp.river_base, "learn", spy)
+    for options in (None, UpdateOptions(forget="auto", num_steps=2)):
+        model = StreamingGPRegressor(num_inducing=5, options=options)
+        model.learn_one({"a": 1.0}, 1.0)
+    assert powers == [1.0, "auto"]
 
 
 def test_an_interval_holds_its_share_of_targets():
@@ -424,6 +438,29 @@ def pickled():
 @pytest.mark.parametrize("message, call", BAD_CALLS.values(), ids=BAD_CALLS)
 def test_bad_data_are_refused_and_change_nothing(message, call, pickled):
     model = pickle.loads(pickled)
+    before = pickle.dumps(model)
+    with pytest.raises(ValueError, match=message):
+        call(model)
+    assert pickle.dumps(model) == before
+
+
+BAD_FOR_LABELS = (
+    "text",
+    "infinity",
+    "infinity in a frame",
+    "no dictionary",
+    "other lengths",
+    "text in a frame",
+    "text to predict",
+)
+
+
+@pytest.mark.parametrize("name", BAD_FOR_LABELS)
+def test_bad_data_with_labels_are_refused_and_change_nothing(name):
+    message, call = BAD_CALLS[name]
+    model = small(StreamingGPClassifier, batch_size=20)
+    for x, y in labelled_stream(25):
+        model.learn_one(x, y)
     before = pickle.dumps(model)
     with pytest.raises(ValueError, match=message):
         call(model)

@@ -451,6 +451,35 @@ def test_bad_data_are_refused_and_change_nothing(message, make, fitted):
     assert set(vars(model)) == attributes
 
 
+BAD_LABELS = {
+    **{
+        name: BAD_CALLS[name]
+        for name in ("NaN in X", "more features", "other lengths", "no rows", "text")
+    },
+    "a new class": (
+        "classes",
+        lambda X, y: (X, np.where(np.arange(len(y)) == 1, 7, y)),
+    ),
+    "numbers": ("Unknown label type", lambda X, y: (X, y + 0.5 * X[:, 0])),
+    "NaN as label": (
+        "NaN",
+        lambda X, y: (X, np.where(np.arange(len(y)) == 1, np.nan, y)),
+    ),
+}
+
+
+@pytest.mark.parametrize("message, make", BAD_LABELS.values(), ids=BAD_LABELS)
+def test_bad_labels_are_refused_and_change_nothing(message, make):
+    X, y = regression_data()
+    y = (y > np.median(y)).astype(float)
+    model = StreamingGPClassifier(num_inducing=10, options=FEW_STEPS).fit(X, y)
+    expected, attributes = model.predict_proba(X), set(vars(model))
+    with pytest.raises(ValueError, match=message):
+        model.partial_fit(*make(X, y))
+    np.testing.assert_array_equal(model.predict_proba(X), expected)
+    assert set(vars(model)) == attributes
+
+
 def test_a_fit_that_fails_leaves_the_model_of_before():
     X, y = regression_data()
     frame = pd.DataFrame(X, columns=["a", "b"])

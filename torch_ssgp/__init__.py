@@ -44,6 +44,7 @@ points. Data walk through the rooms once:
 ``features.py``              features that come and go, as columns
 ``calibration.py``           intervals that follow the errors of earlier ones
 ``export.py``                a model as plain tensors, for deployment
+``plain_kernels.py``         kernels at fixed points, for exported models
 ``plotting.py``              pictures of a stream (needs the extra ``plot``)
 ``persistence.py``           models in files; a load that fails changes nothing
 ``settings.py``              jitter and the dtype of the algebra

@@ -9,8 +9,8 @@ few products with matrices that no longer change:
     w = L^{-\top} L_D^{-\top} c, \quad
     R^\top R = L^{-\top} (I - D^{-1}) L^{-1}.
 
-:class:`ExportedGP` holds them as buffers, beside the kernel as a
-:class:`~torch_ssgp.kernels.Form`. Nothing of GPyTorch is left inside, so that
+:class:`ExportedGP` holds them as buffers, beside the kernel with its second argument
+fixed, see :mod:`torch_ssgp.plain_kernels`. Nothing of GPyTorch is left inside, so that
 ``torch.export``, ``torch.compile``, ``torch.jit.trace`` and ONNX can read it.
 """
 
@@ -31,6 +31,7 @@ from torch_ssgp.exceptions import DtypeError, ExportError, ShapeError
 from torch_ssgp.functional import Posterior
 from torch_ssgp.kernels import Form, read
 from torch_ssgp.likelihoods import MIN_VARIANCE
+from torch_ssgp.plain_kernels import cross_covariance, own, prior_variance
 from torch_ssgp.prediction import Predictor
 
 KERNELS: tuple[type[Kernel], ...] = (
@@ -58,44 +59,39 @@ DTYPES = (torch.float32, torch.float64)
 
 
 class ExportedGP(nn.Module):
-    """Mean and variance of targets, from tensors alone; see ``StreamingGP.export``.
+    r"""Mean and variance of targets, from tensors alone; see ``StreamingGP.export``.
 
     It computes in the dtype of its buffers, that of the algebra of the model: float64,
     unless ``settings.algebra_dtype`` says otherwise. Differentiable in ``x``.
 
     Args:
-        form: The kernel as tensors.
-        prior_mean: Prior mean as a module of tensors.
+        variances: Prior variances of x, see ``plain_kernels.prior_variance``.
+        cross: Covariances of x with the inducing points, see
+            ``plain_kernels.cross_covariance``; ``None`` if there are no data yet.
+        prior_mean: Prior mean of x, ``(*batch, n)`` or ``(*batch, 1)``.
         observed: Mean and variance of targets, from those of the function.
-        z: ``(*batch, m, d)`` inducing points; ``m`` is 0 if there are no data yet.
-        weights: ``(*batch, m, 1)``, :math:`w`.
-        root: ``(*batch, m, m)``, the transpose of :math:`R`.
+        factor: ``(*batch, m, m + 1)``, :math:`[R^\top, w]`.
         dtype: Of the results.
         num_dims: Number of inputs, if the model knows it.
     """
 
-    z: Tensor
-    weights: Tensor
-    root: Tensor
+    factor: Tensor
 
     def __init__(
         self,
-        form: Form,
+        variances: nn.Module,
+        cross: nn.Module | None,
         prior_mean: nn.Module,
         observed: nn.Module,
-        z: Tensor,
-        weights: Tensor,
-        root: Tensor,
+        factor: Tensor,
         dtype: torch.dtype,
         num_dims: int | None,
     ) -> None:
         super().__init__()
+        self.variances, self.cross = variances, cross
         self.prior_mean, self.observed = prior_mean, observed
         self.dtype, self.num_dims = dtype, num_dims
-        self.has_data = z.size(-2) > 0
-        for name, value in (("z", z), ("weights", weights), ("root", root)):
-            self.register_buffer(name, _own(value))
-        self.kernel = _KernelTensors(form)
+        self.register_buffer("factor", own(factor))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Predict targets.
@@ -106,16 +102,20 @@ class ExportedGP(nn.Module):
         Returns:
             Mean and variance of the targets, ``(*batch, n)`` each, noise included.
         """
-        x = (x.unsqueeze(-1) if x.ndim == 1 else x).to(self.z.dtype)
+        factor = self.factor
+        x = (x.unsqueeze(-1) if x.ndim == 1 else x).to(factor.dtype)
         # While a trace is taken, sizes are not numbers that can be compared.
         if not torch.jit.is_tracing():
             self._check(x)
-        form = self.kernel()
-        mean, variance = self.prior_mean(x), form.variances(x)
-        if self.has_data:
-            K_sb = form.gram(x, self.z)
-            mean = mean + (K_sb @ self.weights).squeeze(-1)
-            variance = variance - (K_sb @ self.root).square().sum(-1)
+        mean, variance = self.prior_mean(x), self.variances(x)
+        if self.cross is None:
+            rows = torch.zeros_like(x[..., 0])
+            mean, variance = torch.broadcast_tensors(mean + rows, variance + rows)
+        else:
+            # [K_sb Rᵀ, K_sb w] = K_sb [Rᵀ, w]
+            product = self.cross(x) @ factor
+            mean = mean + product[..., -1]
+            variance = variance - product[..., :-1].square().sum(-1)
         mean, variance = self.observed(mean, variance.clamp_min(MIN_VARIANCE))
         return mean.to(self.dtype), variance.to(self.dtype)
 
@@ -125,30 +125,6 @@ class ExportedGP(nn.Module):
                 f"x has shape {tuple(x.shape)}; expected {self.num_dims} columns, as "
                 "the data the model has seen."
             )
-
-
-class _KernelTensors(nn.Module):
-    """The tensors of a form as buffers: they move, and are saved, with the module.
-
-    Args:
-        form: The kernel as tensors.
-    """
-
-    def __init__(self, form: Form) -> None:
-        super().__init__()
-        self.num = 0
-
-        def register(value: Tensor) -> Tensor:
-            self.register_buffer(f"tensor_{self.num}", _own(value))
-            self.num += 1
-            return value.detach().new_empty(0)
-
-        self.empty = form.map(register)
-
-    def forward(self) -> Form:
-        """The form with the buffers as they are now."""
-        buffers = iter([getattr(self, f"tensor_{k}") for k in range(self.num)])
-        return self.empty.map(lambda _: next(buffers))
 
 
 class _PriorMean(nn.Module):
@@ -164,13 +140,13 @@ class _PriorMean(nn.Module):
 
     def __init__(self, constant: Tensor, weights: Tensor | None = None) -> None:
         super().__init__()
-        self.register_buffer("constant", _own(constant))
-        self.register_buffer("weights", None if weights is None else _own(weights))
+        self.register_buffer("constant", own(constant))
+        self.register_buffer("weights", None if weights is None else own(weights))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Prior means ``(*batch, n)`` at ``x`` ``(*batch, n, d)``."""
+        """Prior means ``(*batch, n)`` at ``x``; ``(*batch, 1)`` if constant."""
         if self.weights is None:
-            return self.constant + torch.zeros_like(x[..., 0])
+            return self.constant
         return self.constant + (x @ self.weights).squeeze(-1)
 
 
@@ -185,7 +161,7 @@ class _Noise(nn.Module):
 
     def __init__(self, noise: Tensor) -> None:
         super().__init__()
-        self.register_buffer("noise", _own(noise))
+        self.register_buffer("noise", own(noise))
 
     def forward(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of targets from those of the function."""
@@ -260,39 +236,31 @@ def export_predictor(
             f"dtype is {dtype!r}; expected torch.float32 or torch.float64."
         )
     z = predictor.z
-    if predictor.posterior is None:
-        weights, root = z.new_zeros(0, 1), z.new_zeros(0, 0)
-    else:
-        weights, root = _factors(predictor.posterior)
+    form, cross, factor = _form(predictor.kernel), None, z.new_zeros(0, 1)
+    if predictor.posterior is not None:
+        cross, factor = cross_covariance(form, z), _factor(predictor.posterior)
     return ExportedGP(
-        _form(predictor.kernel),
+        prior_variance(form),
+        cross,
         _prior_mean(predictor.mean, z),
         _observed(predictor.likelihood, z),
-        z,
-        weights,
-        root,
+        factor,
         dtype,
         num_dims,
     ).eval()
 
 
-def _own(value: Tensor) -> Tensor:
-    """A copy whose storage holds nothing else, so that it can be written to files."""
-    return value.detach().clone(memory_format=torch.contiguous_format)
-
-
-def _factors(posterior: Posterior) -> tuple[Tensor, Tensor]:
-    """What test points are multiplied with, ``w`` and ``Rᵀ``."""
+def _factor(posterior: Posterior) -> Tensor:
+    """What covariances with inducing points are multiplied with, ``[Rᵀ, w]``."""
     L, L_D, c = (value.detach() for value in posterior)
     # w = L⁻ᵀ L_D⁻ᵀ c
     u = torch.linalg.solve_triangular(L_D.mT, c.unsqueeze(-1), upper=True)
-    L, u = fn.broadcast_matrices(L, u)
-    weights = torch.linalg.solve_triangular(L.mT, u, upper=True)
     # D = Q Λ Qᵀ,   Rᵀ = L⁻ᵀ Q √(I - Λ⁻¹)
     eigenvalues, Q = torch.linalg.eigh(L_D @ L_D.mT)
     known = (1 - eigenvalues.clamp_min(1).reciprocal()).sqrt()
-    L, Q = fn.broadcast_matrices(posterior.L.detach(), Q * known.unsqueeze(-2))
-    return weights, torch.linalg.solve_triangular(L.mT, Q, upper=True)
+    Q, u = fn.broadcast_matrices(Q * known.unsqueeze(-2), u)
+    L, right = fn.broadcast_matrices(L, torch.cat([Q, u], -1))
+    return torch.linalg.solve_triangular(L.mT, right, upper=True)
 
 
 def _form(kernel: Kernel) -> Form:

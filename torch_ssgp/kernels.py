@@ -143,13 +143,7 @@ class Radial(Form):
         """Covariance ``(*batch, n1, n2)``."""
         phi, psi = Part(self.dims, self.lengthscale).features(x1, x2)
         q = _side_by_side(phi) @ _side_by_side(psi).mT
-        if self.nu is not None:
-            k = _Matern.apply(q, self.nu)
-        else:
-            assert self.alpha is not None
-            alpha = self.alpha.unsqueeze(-1)
-            k = (1 - q.clamp_max(0) / alpha).pow(-alpha)
-        return self.scale[..., None, None] * k
+        return self.scale[..., None, None] * radial(q, self.nu, self.alpha)
 
     def variances(self, x: Tensor) -> Tensor:
         """Prior variances ``(*batch, n)``: the scale."""
@@ -359,6 +353,22 @@ def _multiply(factors: list[Form]) -> Form:
 # -- pieces -------------------------------------------------------------------------
 
 
+def radial(q: Tensor, nu: float | None, alpha: Tensor | None) -> Tensor:
+    r"""A Matérn or rational quadratic kernel of :math:`q = -\tfrac12 r^2`.
+
+    Args:
+        q: ``(*batch, n1, n2)``.
+        nu: Smoothness of Matérn kernels.
+        alpha: ``(*batch, 1)``, exponent of rational quadratic ones.
+    """
+    if nu is not None:
+        # Without a gradient there is nothing to keep for it.
+        return _Matern.apply(q, nu) if q.requires_grad else _matern(q, nu)[0]
+    assert alpha is not None
+    alpha = alpha.unsqueeze(-1)
+    return (1 - q.clamp_max(0) / alpha).pow(-alpha)
+
+
 class _Matern(torch.autograd.Function):
     r"""Matérn kernels of :math:`q = -\tfrac12 r^2`, a polynomial times an exponential.
 
@@ -368,13 +378,10 @@ class _Matern(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, nu: float) -> Tensor:
-        t = q.mul(-4 * nu).clamp_min_(0).sqrt_()
+        k, t, e = _matern(q, nu)
         ctx.nu = nu
-        e = t.neg().exp_()
         ctx.save_for_backward(q, t, e)
-        if nu == 0.5:
-            return e.clone()
-        return _polynomial(t, nu).mul_(e)
+        return k
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -394,8 +401,14 @@ class _Matern(torch.autograd.Function):
 _TINY = 1e-30
 
 
-def _polynomial(t: Tensor, nu: float) -> Tensor:
-    return 1 + t if nu == 1.5 else (t / 3 + 1).mul_(t).add_(1)
+def _matern(q: Tensor, nu: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel, and the ``t`` and ``exp(-t)`` it is made of."""
+    t = q.mul(-4 * nu).clamp_min_(0).sqrt_()
+    e = t.neg().exp_()
+    if nu == 0.5:
+        return e.clone(), t, e
+    polynomial = 1 + t if nu == 1.5 else (t / 3 + 1).mul_(t).add_(1)
+    return polynomial.mul_(e), t, e
 
 
 def select(x: Tensor, dims: Tensor | None) -> Tensor:

@@ -60,7 +60,8 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
         num_inducing: Largest number of inducing points.
         memory_size: Number of points of the memory; twice ``num_inducing`` by default.
         options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`; by default
-            ``UpdateOptions(forget="auto")``, which notices when the stream changes.
+            ``UpdateOptions(forget=1.0)``. With ``UpdateOptions()`` the evidence decides
+            what to forget, for streams that change.
         batch_size: Number of data that ``learn_one`` collects for an update; at first
             fewer, 1, 1, 2, 4, ... Predictions do not use data that wait.
         absent: Value of a feature that is not there; by default its mean so far.

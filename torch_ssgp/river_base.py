@@ -27,8 +27,9 @@ from torch_ssgp.features import Columns, Row, as_row
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.update import UpdateOptions
 
-# Streams change; the evidence says when.
-DEFAULTS = UpdateOptions(forget="auto")
+# On most of river's own streams the evidence takes for changes what is none, see
+# docs/prequential.md.
+DEFAULTS = UpdateOptions(forget=1.0)
 
 
 def as_rows(frame: Any) -> list[Row]:

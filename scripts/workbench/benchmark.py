@@ -11,6 +11,7 @@
     python scripts/benchmark.py merge      three sites, a hundred models
     python scripts/benchmark.py distributed    what ranks of one update send, and wait
     python scripts/benchmark.py peers      cost beside GPyTorch and the paper's form
+    python scripts/benchmark.py export     one row through an exported model
     python scripts/benchmark.py report     docs/benchmarks.md from what was written
 
 All but ``core``, ``choice`` and ``report`` have arguments of their own: see
@@ -49,6 +50,7 @@ OTHERS = {
     "distributed": "bench_distributed",
     "peers": "peers",
     "changes": "changes",
+    "export": "bench_export",
 }
 EXTRAS = ("botorch", "river")
 DATA = DOCS / "data"
