@@ -7,14 +7,14 @@ them, and read without a network.
 from __future__ import annotations
 
 import re
-import textwrap
 from typing import Any
 
 from griffe import Extension, Module, NameResolutionError, Object
 from latex2mathml.converter import convert
 
 BLOCK = re.compile(
-    r"^(?P<indent> *)\.\. math::(?P<same>[^\n]*)\n(?P<body>(?:(?P=indent) +[^\n]*\n|\n)*)",
+    r"^(?P<indent> *)\.\. math::(?P<same>[^\n]*)\n"
+    r"(?P<body>(?:(?P=indent) +[^\n]*\n|\n)*)",
     re.MULTILINE,
 )
 INLINE = re.compile(r":math:`([^`]+)`")
@@ -25,6 +25,11 @@ def block(match: re.Match[str]) -> str:
     """A formula on lines of its own."""
     latex = " ".join((match["same"] + " " + match["body"]).split())
     return f"\n{match['indent']}{mathml(latex, 'block')}\n\n"
+
+
+def inline(match: re.Match[str]) -> str:
+    """A formula within a line; Markdown takes one that begins a line for a block."""
+    return f"<span>{mathml(match[1], 'inline')}</span>"
 
 
 def mathml(latex: str, display: str) -> str:
@@ -47,8 +52,9 @@ def link(match: re.Match[str], place: Object) -> str:
 
 def to_markdown(text: str, place: Object) -> str:
     """A docstring as Markdown."""
+    text = re.sub(r"^( *)Example:$", r"\1Examples:", text, flags=re.MULTILINE)
     text = BLOCK.sub(block, text + "\n")
-    text = INLINE.sub(lambda match: mathml(match[1], "inline"), text)
+    text = INLINE.sub(inline, text)
     return ROLE.sub(lambda match: link(match, place), text).rstrip("\n")
 
 
