@@ -31,8 +31,8 @@ from workbench.picture_page import BATCH, OURS, PAPER
 from workbench.prequential import LEVEL, MODELS, SOURCES, Datum
 from workbench.results import Row, header, read, write
 
-STREAM, UNIT = "WaterFlow", "flow, litres per second"
-LENGTH, FIRST, EVERY, INDUCING = 250, 10, 25, 50
+STREAM, UNIT = "TrumpApproval", "approval, per cent"
+LENGTH, FIRST, EVERY, INDUCING = 300, 10, 25, 50
 
 
 def as_tensors(data: list[Datum]) -> tuple[Tensor, Tensor]:
