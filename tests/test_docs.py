@@ -16,10 +16,7 @@ from workbench import readme
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-# Pages of examples show their code; tests of the examples run it.
-PAGES = [ROOT / "README.md"] + [
-    path for path in sorted(DOCS.rglob("*.md")) if path.parent != DOCS / "examples"
-]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
 
 BLOCK = re.compile(
@@ -146,10 +143,18 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     assert names - anchors == set()
 
 
+def test_pages_of_examples_show_their_code(site: Path) -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        page = read_page(site / "examples" / path.stem / "index.html")
+        assert 'if __name__ == "__main__":' in page.text
+
+
 def test_docstrings_are_shown_as_text_and_formulas(site: Path) -> None:
     for path in site.glob("api/*/index.html"):
         page = read_page(path)
-        assert not re.search(r":(math|meth|class|func|mod):|\.\. math::", page.text)
+        assert not re.search(
+            r":(math|meth|class|func|mod):|\.\. math::|={5}", page.text
+        )
     functional = (site / "api/functional/index.html").read_text("utf-8")
     assert functional.count('<math xmlns="http://www.w3.org/1998/Math/MathML"') > 20
 

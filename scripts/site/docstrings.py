@@ -17,6 +17,7 @@ BLOCK = re.compile(
     r"(?P<body>(?:(?P=indent) +[^\n]*\n|\n)*)",
     re.MULTILINE,
 )
+TABLE = re.compile(r"^(=+)  +=+\n(.*?)^=+  +=+\n", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r":math:`([^`]+)`")
 ROLE = re.compile(r":(?:class|func|meth|mod|attr|data|exc):`(~?)([\w.]+)`")
 
@@ -25,6 +26,13 @@ def block(match: re.Match[str]) -> str:
     """A formula on lines of its own."""
     latex = " ".join((match["same"] + " " + match["body"]).split())
     return f"\n{match['indent']}{mathml(latex, 'block')}\n\n"
+
+
+def table(match: re.Match[str]) -> str:
+    """A table of two columns, the first as wide as its rule."""
+    width, lines = len(match[1]), match[2].splitlines()
+    rows = [f"| {line[:width].strip()} | {line[width:].strip()} |" for line in lines]
+    return "\n".join(["| | |", "|---|---|", *rows]) + "\n"
 
 
 def inline(match: re.Match[str]) -> str:
@@ -53,7 +61,7 @@ def link(match: re.Match[str], place: Object) -> str:
 def to_markdown(text: str, place: Object) -> str:
     """A docstring as Markdown."""
     text = re.sub(r"^( *)Example:$", r"\1Examples:", text, flags=re.MULTILINE)
-    text = BLOCK.sub(block, text + "\n")
+    text = TABLE.sub(table, BLOCK.sub(block, text + "\n"))
     text = INLINE.sub(inline, text)
     return ROLE.sub(lambda match: link(match, place), text).rstrip("\n")
 

@@ -1,12 +1,14 @@
-"""A hook of MkDocs: pages of the site that are files at the top of the repository."""
+"""A hook of MkDocs: pages that are made of files which are not in ``docs``."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -31,3 +33,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = moved((ROOT / name).read_text(encoding="utf-8"))
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
+    """Add the code of an example to its page."""
+    path = Path(page.file.src_uri)
+    if path.parent.name != "examples" or path.stem == "index":
+        return markdown
+    code = (ROOT / "examples" / f"{path.stem}.py").read_text(encoding="utf-8")
+    return f"{markdown}\n## Code\n\n```python\n{code}```\n"

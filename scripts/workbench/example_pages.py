@@ -3,8 +3,8 @@
     python -m workbench.example_pages            in scripts/; all of them, 15 minutes
     python -m workbench.example_pages drift      some of them
 
-Pages go to docs/examples. Their code is read from the example when the site is built;
-output and figure are of the version that the page names.
+Pages go to docs/examples. Code is added to them when the site is built, see
+scripts/site/pages.py; output and figure are of the version that the page names.
 """
 
 from __future__ import annotations
@@ -72,10 +72,8 @@ def page(name: str, text: str, num_figures: int) -> str:
         f"# {title}",
         about,
         *pictures,
-        f"It prints (torch_ssgp {version('torch_ssgp')}):",
-        f"```text\n{text}\n```",
-        "## Code",
-        f'```python\n--8<-- "examples/{name}.py"\n```\n',
+        f"It prints (torch_ssgp {version('torch_ssgp')}; times are of a busy machine):",
+        f"```text\n{text}\n```\n",
     )
 
 
