@@ -1,19 +1,23 @@
-"""The python blocks in README.md and docs/ run, in order, file by file."""
+"""Python blocks of README.md and docs/ run, page by page, and the site is built."""
 
+import os
 import re
+import subprocess
 import sys
 import textwrap
 import types
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+import torch_ssgp
+from workbench import readme
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [
-    path
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-    if path.is_file()
-]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
 
 BLOCK = re.compile(
     r"^(?P<indent> *)```(?:python|py)\b[^\n]*\n(?P<code>.*?)^(?P=indent)``` *$",
@@ -62,3 +66,101 @@ not code
     first, second = code_blocks(page)
     assert first == "\n" * 3 + "x = 1\n"
     assert second == "\n" * 13 + "if x:\n    y = 2\n"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guide_begins_with_a_question_and_ends_with_limits(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    if page.stem == "index":
+        listed = set(re.findall(r"\]\((\w+\.md)\)", text))
+        assert listed == {path.name for path in GUIDES} - {"index.md"}
+    else:
+        assert re.match(r"# [^\n]+\n\n\*[^*]+[.?]\*\n\n[A-Z`]", text)
+        assert code_blocks(text) and "\n## Limits\n" in text
+
+
+# ---------------------------------------------------------------------------- the site
+
+
+class Page(HTMLParser):
+    """The text of a page, its pictures, and what it would fetch from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.pictures, self.fetched = "", [], []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = dict(attrs)
+        address = names.get("src") or (names.get("href") if tag == "link" else None)
+        if tag == "img":
+            self.pictures.append(str(address))
+        if address and "//" in address and names.get("rel") != "canonical":
+            self.fetched.append(address)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as scripts/docs does; strict, so that a broken link fails."""
+    out = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def read_page(path: Path) -> Page:
+    page = Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    return page
+
+
+def test_every_page_is_on_the_site_and_fetches_nothing(site: Path) -> None:
+    pages = {
+        path.relative_to(DOCS).with_suffix("").as_posix().removesuffix("index")
+        for path in DOCS.rglob("*.md")
+    } | {"", "changelog", "contributing"}
+    for name in pages:
+        file = site / name / "index.html"
+        assert file.is_file(), name
+        page = read_page(file)
+        assert page.fetched == [], name
+        assert all((file.parent / picture).is_file() for picture in page.pictures), name
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    html = "".join(path.read_text("utf-8") for path in site.glob("api/*/index.html"))
+    anchors = set(re.findall(r'id="(torch_ssgp[\w.]*)"', html))
+    modules = {"exceptions", "settings"}
+    names = {f"torch_ssgp.{name}" for name in set(torch_ssgp.__all__) - modules}
+    assert names - anchors == set()
+
+
+def test_pages_of_examples_show_their_code(site: Path) -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        page = read_page(site / "examples" / path.stem / "index.html")
+        assert 'if __name__ == "__main__":' in page.text
+
+
+def test_docstrings_are_shown_as_text_and_formulas(site: Path) -> None:
+    markup = re.compile(r":(math|meth|class|func|mod):|\.\. math::|={5}")
+    for path in site.glob("api/*/index.html"):
+        assert markup.search(read_page(path).text) is None
+    functional = (site / "api/functional/index.html").read_text("utf-8")
+    assert functional.count('<math xmlns="http://www.w3.org/1998/Math/MathML"') > 20
+
+
+# --------------------------------------------------------------------------- the README
+
+
+def test_readme_is_short_and_shows_what_the_files_say() -> None:
+    text = readme.README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 100
+    assert readme.filled(text) == text, "Run scripts/benchmark.py report."

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from pathlib import Path
 
@@ -49,19 +50,137 @@ def run_python(code: str, cwd: Path) -> str:
     return done.stdout
 
 
+def build(kind: str, source: Path, out: Path) -> Path:
+    """A ``wheel`` or an ``sdist`` of a source tree, without asking an index."""
+    code = f"from setuptools import build_meta; build_meta.build_{kind}({str(out)!r})"
+    before = set(out.glob("*"))
+    run_python(code, cwd=source)
+    (path,) = set(out.glob("*")) - before
+    return path
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
-    """A wheel built from a copy, so that nothing is left in the work tree."""
-    copy = tmp_path_factory.mktemp("source")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Wheel and sdist of a copy, so that nothing is left in the work tree."""
+    copy, out = (tmp_path_factory.mktemp(name) for name in ("source", "dist"))
     for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("torch_ssgp", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=ignore)
-    code = "from setuptools import build_meta; build_meta.build_wheel('out')"
-    run_python(code, cwd=copy)
-    (path,) = (copy / "out").glob("*.whl")
-    return zipfile.Path(path)
+    return {kind: build(kind, copy, out) for kind in ("sdist", "wheel")}
+
+
+@pytest.fixture(scope="module")
+def wheel(archives: dict[str, Path]) -> zipfile.Path:
+    return zipfile.Path(archives["wheel"])
+
+
+def new_environment(folder: Path) -> Path:
+    """The interpreter of an environment that has nothing in it."""
+    venv.create(folder, with_pip=False)
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def install(python: Path, *arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(python), "install", *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+STREAM = """
+import importlib.metadata, torch, torch_ssgp
+from gpytorch.kernels import RBFKernel
+model = torch_ssgp.StreamingGP(RBFKernel(), num_inducing=5)
+x = torch.linspace(0, 1, 10)
+model.update(x, x.sin(), num_steps=2)
+assert model(x).mean.shape == (10,)
+print(torch_ssgp.__file__, importlib.metadata.version("torch_ssgp"))
+"""
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """The files of a wheel, without the list of their checksums."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/RECORD")]
+        return {name: archive.read(name) for name in names}
+
+
+def test_the_wheel_of_the_sdist_is_the_wheel(
+    archives: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.unpack_archive(archives["sdist"], tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    (tmp_path / "out").mkdir()
+    again = build("wheel", source, tmp_path / "out")
+    assert contents(again) == contents(archives["wheel"])
+
+
+def test_the_wheel_works_in_an_empty_environment(
+    archives: dict[str, Path], tmp_path: Path
+) -> None:
+    python = new_environment(tmp_path / "env")
+    install(python, "--no-deps", "--no-index", str(archives["wheel"]))
+    # What it needs is borrowed. This does not bring the package itself: that one is
+    # installed editable, by a .pth file that only its own environment reads.
+    borrowed = importlib.metadata.distribution("torch").locate_file("")
+    done = subprocess.run(
+        [str(python), "-c", STREAM],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(borrowed), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    file, version = done.stdout.split()
+    assert Path(file).is_relative_to(tmp_path / "env")
+    assert version == setup_cfg()["metadata"]["version"]
+
+
+@pytest.mark.skipif(
+    os.environ.get("TORCH_SSGP_FULL") != "1", reason="downloads torch; full run only"
+)
+def test_the_sdist_installs_with_all_it_needs(
+    archives: dict[str, Path], tmp_path: Path
+) -> None:
+    python = new_environment(tmp_path / "env")
+    constraints = ROOT / "scripts/constraints.txt"
+    install(python, "-c", str(constraints), "torch", "gpytorch", "linear_operator")
+    install(python, "-c", str(constraints), str(archives["sdist"]))
+    done = subprocess.run([str(python), "-P", "-c", STREAM], cwd=tmp_path)
+    assert done.returncode == 0
+
+
+def test_twine_finds_nothing_wrong_with_the_metadata(
+    archives: dict[str, Path],
+) -> None:
+    files = [str(path) for path in archives.values()]
+    done = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *files],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_citation_has_the_version_and_licence_of_setup_cfg() -> None:
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    metadata = setup_cfg()["metadata"]
+    for name in ("version", "license"):
+        assert re.search(rf"^{name}: {re.escape(metadata[name])}$", text, re.MULTILINE)
+
+
+def test_versions_in_the_readme_are_those_of_setup_cfg() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    needs = dict(
+        re.findall(r"^(\w+)>=(\S+)$", setup_cfg()["options"]["install_requires"], re.M)
+    )
+    pythons = re.findall(r"Python :: (3\.\d+)", setup_cfg()["metadata"]["classifiers"])
+    assert f"torch >= {needs['torch']}, gpytorch >= {needs['gpytorch']}" in readme
+    assert f"Python {pythons[0]} to {pythons[-1]}" in readme
 
 
 def test_installed_version_is_that_of_setup_cfg() -> None:
@@ -134,10 +253,10 @@ def test_a_script_is_a_few_lines_and_its_help_runs_nothing(
         assert ended.value.code == 0 and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["scripts/demo", "scripts/test"])
+@pytest.mark.parametrize("command", ["scripts/demo", "scripts/test", "scripts/docs"])
 def test_readme_gives_the_command_and_it_is_executable(command: str) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert re.search(rf"^\s*{command}\b", readme, re.MULTILINE)
+    assert re.search(rf"^[\s`]*{command}\b", readme, re.MULTILINE)
     assert os.access(ROOT / command, os.X_OK)
 
 

@@ -15,6 +15,9 @@ because other projects install a top-level ``scripts``.
 ``soak*``                      ten thousand updates of one model
 ``likelihoods``                tables on labels, counts and outliers
 ``input_contract``             every bad input and its error
+``picture*``, ``readme``       the picture and the table of README.md
+``guide_pictures``             the pictures of the guides
+``example_pages``              what examples print and draw, as pages
 """
 
 from importlib.util import find_spec

@@ -49,6 +49,7 @@ from workbench.results import Row, Table, header
 
 NAMES = ("table", "case", "method", "seed")
 STREAMING, EXACT, RANDOM = "streaming", "exact", "random"
+SIZES = (200, 500, 1000, 2000)  # evaluations, of the cost
 
 
 class Streaming:
@@ -240,7 +241,7 @@ def summary(rows: list[Row]) -> list[Row]:
 
 
 def cost(
-    sizes: tuple[int, ...] = (200, 2000), num_inducing: int = 100, repeats: int = 5
+    sizes: tuple[int, ...] = SIZES, num_inducing: int = 100, repeats: int = 5
 ) -> list[Row]:
     """One update and one acquisition after few and after many evaluations.
 

@@ -12,7 +12,7 @@
     python scripts/benchmark.py distributed    what ranks of one update send, and wait
     python scripts/benchmark.py peers      cost beside GPyTorch and the paper's form
     python scripts/benchmark.py export     one row through an exported model
-    python scripts/benchmark.py report     docs/benchmarks.md from what was written
+    python scripts/benchmark.py report     docs/benchmarks.md and README.md from files
 
 All but ``core``, ``choice`` and ``report`` have arguments of their own: see
 ``memory --help``. Accuracy on the streams of the paper: ``scripts/reproduce.py``.
@@ -30,7 +30,7 @@ from pathlib import Path
 
 import torch
 
-from workbench import ablation, bench_core, bench_memory_tables, bench_policies
+from workbench import ablation, bench_core, bench_memory_tables, bench_policies, readme
 from workbench import bench_scale_tables as bench_scale
 from workbench import bench_streams_tables as stream_tables
 from workbench.common import DOCS, new_parser, positive
@@ -245,7 +245,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(chosen.threads)
     if chosen.command == "report":
         (DOCS / "benchmarks.md").write_text(page(), encoding="utf-8")
-        return
+        return readme.main()
     rows = COMMANDS[chosen.command](chosen.repeats)
     print(markdown(rows))
     if chosen.json:

@@ -1,0 +1,44 @@
+"""A hook of MkDocs: pages that are made of files which are not in ``docs``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
+
+
+def moved(text: str) -> str:
+    """A page whose links lead to the same places from within ``docs``."""
+    text = re.sub(r"\]\(docs/", "](", text)
+    text = re.sub(r"\]\(examples/(\w+)\.py\)", r"](examples/\1.md)", text)
+    for name, page in PAGES.items():
+        text = text.replace(f"]({name})", f"]({page})")
+    return text
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages."""
+    for name, page in PAGES.items():
+        text = moved((ROOT / name).read_text(encoding="utf-8"))
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
+    """Add the code of an example to its page."""
+    path = Path(page.file.src_uri)
+    if path.parent.name != "examples" or path.stem == "index":
+        return markdown
+    code = (ROOT / "examples" / f"{path.stem}.py").read_text(encoding="utf-8")
+    return f"{markdown}\n## Code\n\n```python\n{code}```\n"
