@@ -48,14 +48,14 @@ def other(x: Tensor) -> Tensor:
 def test_a_function_that_changes_while_nothing_is_forgotten_is_said_once(size: int):
     model = make()
     for x, y in batches(torch.sin, 80 // size, size):
-        assert not model.update(x, y, num_steps=STEPS).flattened
+        assert not model.update(x, y, num_steps=STEPS, forget=1.0).flattened
     flat = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for x, y in batches(other, 60 // size, size, seed=1):
-            flat.append(bool(model.update(x, y, num_steps=STEPS).flattened))
+            flat.append(bool(model.update(x, y, num_steps=STEPS, forget=1.0).flattened))
         for x, y in batches(lambda x: 50 * x, 100 // size, size, seed=2):
-            flat.append(bool(model.update(x, y, num_steps=STEPS).flattened))
+            flat.append(bool(model.update(x, y, num_steps=STEPS, forget=1.0).flattened))
     assert any(flat)
     said = [w for w in caught if w.category is FlattenedWarning]
     assert len(said) == 1
@@ -66,11 +66,11 @@ def test_a_function_that_changes_while_nothing_is_forgotten_is_said_once(size: i
 def test_a_warning_that_is_an_error_leaves_the_model_as_it_was():
     model = make()
     for x, y in batches(torch.sin, 5):
-        model.update(x, y, num_steps=STEPS)
+        model.update(x, y, num_steps=STEPS, forget=1.0)
     with pytest.raises(FlattenedWarning):
         for x, y in batches(other, 5, seed=1):
             before = model.likelihood.noise.item(), float(model.memory.num_data)
-            model.update(x, y)
+            model.update(x, y, forget=1.0)
     after = model.likelihood.noise.item(), float(model.memory.num_data)
     assert after == before
 
@@ -89,12 +89,13 @@ def test_streams_of_a_batch_are_told_apart():
     kernel = ScaleKernel(RBFKernel(batch_shape=shape), batch_shape=shape)
     model = StreamingGP(kernel, num_inducing=20, batch_shape=shape).double()
     for x, y in batches(torch.sin, 5):
-        model.update(x, torch.stack([y, y]), num_steps=STEPS)
+        model.update(x, torch.stack([y, y]), num_steps=STEPS, forget=1.0)
     flat = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FlattenedWarning)
         for x, y in batches(torch.sin, 5, seed=1):
-            flat.append(model.update(x, torch.stack([y, 5 - 3 * y])).flattened)
+            y_new = torch.stack([y, 5 - 3 * y])
+            flat.append(model.update(x, y_new, forget=1.0).flattened)
     assert torch.stack(flat).any(0).tolist() == [False, True]
 
 

@@ -24,6 +24,7 @@ CHECK_EVERY = 10  # steps between two looks at the loss: a device waits only the
 PATIENCE = 20  # steps without progress that make a plateau
 SHORTER = (0.2, 0.04)  # learning rates after one that was too large, relative to it
 TOLERANCE = 2e-5  # nats per datum that count as progress
+LEAST = 0.05  # nats that do, however few the data: less tells nothing apart
 
 
 class Ascended(NamedTuple):
@@ -177,7 +178,7 @@ class Ascent:
     @property
     def tolerance(self) -> float:
         """Nats that count as progress; classes that share their data share them."""
-        return TOLERANCE * self.num_data / self.objective.num_classes
+        return max(TOLERANCE * self.num_data, LEAST) / self.objective.num_classes
 
     def is_finite(self) -> bool:
         """Whether the optimiser can continue from where it is."""

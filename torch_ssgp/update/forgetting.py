@@ -101,6 +101,11 @@ class Judgement(NamedTuple):
         return self.capped - slack.unsqueeze(-1)
 
     @property
+    def is_helped(self) -> Tensor:
+        """``(*batch,)``, whether the past predicts better than nothing at all."""
+        return self.is_followed & (self.gain[..., 0] < 0)
+
+    @property
     def is_followed(self) -> Tensor:
         """``(*batch,)``, whether the past says much about the data.
 

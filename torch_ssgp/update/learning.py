@@ -102,6 +102,11 @@ def _learn(
         change = alarm & (
             split.bound + split.loss + old - price > joint.bound + joint.loss
         )
+        if bool(change.any()):
+            # A new noise alone is no new function: what still predicts stays.
+            past = together.summary_of_past(joint._replace(prior=split.prior))
+            again = judge(split.prior, past, data, limits.jitter)
+            change = change & ~again.is_helped if again is not None else change
         if bool((change == alarm).all()):
             return split
     if not bool(change.any()):
