@@ -260,8 +260,9 @@ def test_one_after_the_other_the_point_goes_that_is_missed_least(num_left, monke
 
     every = torch.cat([x[:1], points, x[1:]])
     span = every.amax(0) - every.amin(0)
-    scaled = every / (1.5 * span / num_left**0.5)
-    K = (-0.5 * torch.cdist(scaled, scaled).square()).exp()
+    scaled = every / (compression.ROUGHNESS * span / num_left**0.5)
+    r = 5**0.5 * torch.cdist(scaled, scaled)
+    K = (1 + r + r.square() / 3) * (-r).exp()
     W = torch.zeros(23, 20).double()
     W[:15, 1:13], W[15, 0] = U, weight[0].sqrt()
     W[16:, 13:] = weight[1:].sqrt().diag()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from gpytorch.kernels import RBFKernel
+from gpytorch.kernels import MaternKernel
 from torch import Tensor
 
 from torch_ssgp import functional as fn
@@ -15,8 +15,10 @@ from torch_ssgp.points import diagonal, evenly, least_missed
 # Raw data that may wait for the next compression, as a share of the memory: a stream of
 # single points is then compressed once for many updates.
 OVERFLOW = 0.25
-# Lengthscale under which points are judged, in units of their spacing.
-ROUGHNESS = 1.5
+# Lengthscale under which points are judged, in units of their spacing. The kernel is
+# rough: one that is smooth calls all points of a dense batch known, and cannot tell
+# which of them matter.
+ROUGHNESS = 6.0
 # Raw data beyond this number are thinned out evenly before points are chosen.
 MAX_CANDIDATES = 1000
 
@@ -34,9 +36,9 @@ def choose_points(
 ) -> Tensor:
     """The points that a memory goes on with.
 
-    They are judged under a rough kernel of our own, with lengthscales of the spacing
-    that so many points have: what the present hyperparameters believe must not throw
-    away what would refute them. Inputs that coincide share a point.
+    They are judged under a rough kernel of our own, with lengthscales in units of the
+    spacing that so many points have: what the present hyperparameters believe must not
+    throw away what would refute them. Inputs that coincide share a point.
 
     Args:
         rows: The compressed part so far.
@@ -95,11 +97,12 @@ def first_of_each(points: Tensor) -> tuple[Tensor, Tensor]:
     return first, by_place.argsort()[inverse]
 
 
-def _rough_kernel(points: Tensor, capacity: int) -> RBFKernel:
+def _rough_kernel(points: Tensor, capacity: int) -> MaternKernel:
     num_dims = points.size(-1)
     span = points.amax(-2, keepdim=True) - points.amin(-2, keepdim=True)
     span = torch.where(span > 0, span, torch.ones_like(span))
-    kernel = RBFKernel(ard_num_dims=num_dims, batch_shape=points.shape[:-2]).to(points)
+    kernel = MaternKernel(ard_num_dims=num_dims, batch_shape=points.shape[:-2])
+    kernel = kernel.to(points)
     kernel.lengthscale = ROUGHNESS * span / capacity ** (1 / num_dims)
     return kernel.requires_grad_(False)
 

@@ -96,7 +96,7 @@ class Knob(NamedTuple):
 KNOBS = (
     Knob("torch_ssgp.models.MEMORY", (1, 3)),
     Knob("torch_ssgp.compression.OVERFLOW", (0.0, 1.0)),
-    Knob("torch_ssgp.compression.ROUGHNESS", (0.75, 3.0)),
+    Knob("torch_ssgp.compression.ROUGHNESS", (2.0, 20.0)),
     Knob("torch_ssgp.points.ALIKE", (0.0, 0.9)),
     Knob("torch_ssgp.compression.MAX_CANDIDATES", (100, 3000)),
     Knob("torch_ssgp.inducing.NEEDED", (0.005, 0.1)),
