@@ -11,7 +11,7 @@ from workbench.results import Contents, Row
 
 OURS, PAPER, BATCH = "StreamingGP", "the paper's form", "batch"
 COLORS = {OURS: "tab:blue", BATCH: "0.35", PAPER: "tab:orange"}
-LABELS = {OURS: "torch_ssgp", BATCH: "exact GP, all data again and again"}
+LABELS = {OURS: "torch_ssgp", BATCH: "batch, an exact GP on all data so far"}
 WINDOW = 50  # readings, of the running error
 
 
