@@ -55,13 +55,14 @@ def test_a_readme_without_its_marks_is_refused() -> None:
 
 def test_pictures_of_guides_show_every_size(tmp_path: Path) -> None:
     sizes = [
-        {"inducing": m, "memory": r, "RMSE": 1 / m, "ms": m * r}
+        {"version": "1", "inducing": m, "memory": r, "RMSE": 1 / m, "ms": m * r}
         for m in guide_pictures.INDUCING
         for r in guide_pictures.MEMORY
     ]
     guide_pictures.draw_sizes(sizes, tmp_path / "sizes.png")
     cost = [
-        {"table": "cost", "case": f"{n} evaluations", "method": method, "seconds": n}
+        {"version": "1", "table": "cost", "case": f"{n} evaluations"}
+        | {"method": method, "seconds": n}
         for method in ("streaming", "exact refit")
         for n in (200, 2000)
     ]
