@@ -9,7 +9,7 @@ import pytest
 from workbench import example_pages, guide_pictures, picture_page, readme
 from workbench.results import Contents, Row
 
-MADE = {"stream": "S", "unit": "m", "length": 3}
+MADE = {"stream": "S", "unit": "m", "length": 3, "inducing": 7}
 
 
 def rows(**errors: float) -> list[Row]:
@@ -30,8 +30,8 @@ def models(**errors: float) -> Contents:
 def test_the_caption_names_the_best_of_river_and_every_error() -> None:
     text = picture_page.caption(models(KNN=3.0, tree=2.0, mean=9.0))
     assert "S, a stream of river's: 2 readings" in text
-    assert "torch_ssgp 1," in text and "the paper's form 4." in text
-    assert "best of river: tree 2 " in text and "KNN" not in text
+    assert "1.00 (torch_ssgp)," in text and "4.00 (the paper's form)." in text
+    assert "2.00 (best of river: tree)" in text and "KNN" not in text
 
 
 def test_the_picture_is_drawn_while_a_model_is_missing(tmp_path: Path) -> None:
@@ -55,13 +55,14 @@ def test_a_readme_without_its_marks_is_refused() -> None:
 
 def test_pictures_of_guides_show_every_size(tmp_path: Path) -> None:
     sizes = [
-        {"inducing": m, "memory": r, "RMSE": 1 / m, "ms": m * r}
+        {"version": "1", "inducing": m, "memory": r, "RMSE": 1 / m, "ms": m * r}
         for m in guide_pictures.INDUCING
         for r in guide_pictures.MEMORY
     ]
     guide_pictures.draw_sizes(sizes, tmp_path / "sizes.png")
     cost = [
-        {"table": "cost", "case": f"{n} evaluations", "method": method, "seconds": n}
+        {"version": "1", "table": "cost", "case": f"{n} evaluations"}
+        | {"method": method, "seconds": n}
         for method in ("streaming", "exact refit")
         for n in (200, 2000)
     ]

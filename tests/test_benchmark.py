@@ -130,3 +130,19 @@ def test_a_gap_does_not_overwrite_the_rows(
     monkeypatch.setattr(bench_policies, "run_gap", lambda *_: [{"RMSE": 1.0}])
     bench_policies.main(["--gap", "revisiting"])
     assert [path.name for path in Path("out").iterdir()] == ["gap.json"]
+
+
+@pytest.mark.parametrize(
+    ("exact", "said"),
+    [
+        ((0.1, 10.0), "costs more from about 1000 evaluations on"),
+        ((2.0, 10.0), "do not cross"),
+    ],
+)
+def test_the_page_says_from_where_on_exact_models_cost_more(exact, said):
+    rows = [
+        {"table": "cost", "case": f"{size} evaluations", "method": method, "seconds": t}
+        for method, times in (("streaming", (1.0, 1.0)), ("exact refit", exact))
+        for size, t in zip((100, 10_000), times, strict=True)
+    ]
+    assert said in benchmark.crossing(rows)

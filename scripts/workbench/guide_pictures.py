@@ -21,12 +21,13 @@ from matplotlib.axes import Axes
 from torch_ssgp import StreamingGP
 from workbench import streams
 from workbench.common import DOCS, new_parser
+from workbench.pages import listed
 from workbench.results import Row, Table, header, read
 from workbench.running import follow, scores
 
 NAMES = ("inducing", "memory")
-INDUCING, MEMORY = (10, 20, 40, 80, 160), (1, 2, 4)  # points; times as many
-NUM_BATCHES, BATCH, STEPS = 10, 150, 50
+INDUCING, MEMORY = (10, 20, 40, 80), (1, 2, 4)  # points; times as many
+NUM_BATCHES, BATCH, STEPS = 6, 150, 50
 
 
 def size(inducing: int, memory: int) -> Row:
@@ -65,6 +66,7 @@ def draw_sizes(rows: list[Row], path: Path) -> None:
         ticks(ax, INDUCING)
         ax.set_xlabel("inducing points M")
     error.legend(fontsize=9)
+    figure.suptitle(made_by(rows), fontsize=9, color="0.4")
     save(figure, path)
 
 
@@ -80,7 +82,13 @@ def draw_crossover(rows: list[Row], path: Path) -> None:
     ax.set_xlabel("evaluations so far")
     ax.set_ylabel("CPU seconds of the next")
     ax.legend(fontsize=9)
+    ax.set_title(made_by(rows), fontsize=9, color="0.4")
     save(figure, path)
+
+
+def made_by(rows: list[Row]) -> str:
+    """The version of the library, or versions, that made the rows."""
+    return f"torch_ssgp {listed(sorted({row['version'] for row in rows}))}"
 
 
 def ticks(ax: Axes, values: list[int] | tuple[int, ...]) -> None:

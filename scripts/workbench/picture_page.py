@@ -11,7 +11,7 @@ from workbench.results import Contents, Row
 
 OURS, PAPER, BATCH = "StreamingGP", "the paper's form", "batch"
 COLORS = {OURS: "tab:blue", BATCH: "0.35", PAPER: "tab:orange"}
-LABELS = {OURS: "torch_ssgp", BATCH: "exact GP, all data again and again"}
+LABELS = {OURS: "torch_ssgp", BATCH: "batch: an exact GP on all data so far"}
 WINDOW = 50  # readings, of the running error
 
 
@@ -52,11 +52,12 @@ def label(name: str) -> str:
 def caption(file: Contents) -> str:
     """What is to be seen, in words and numbers."""
     found = errors(file.rows)
-    scores = [f"{label(n)} {average(found[n]):.3g}" for n in reversed(shown(found))]
-    count = len(found[OURS])
+    scores = [f"{average(found[n]):.2f} ({label(n)})" for n in reversed(shown(found))]
+    count, points = len(found[OURS]), file.header["inducing"]
     return (
         f"{file.header['stream']}, a stream of river's: {count} readings, each "
-        f"predicted before it was learned. Mean absolute error: {listed(scores)}."
+        f"predicted before it was learned; {points} inducing points. Mean absolute "
+        f"error: {listed(scores)}."
     )
 
 
