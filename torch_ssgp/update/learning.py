@@ -78,9 +78,15 @@ def _learn(
     kept = torch.where(judged.power < ANEW, 1.0, judged.power)
     # One function for all data, or a new one for those that came since the doubt. As
     # long as the first is better the doubt stays, and is settled when it has doubled.
-    calm = judged._replace(power=kept, waiting=judged.doubted)
+    num_free = sum(p.numel() for p in known.prior.parameters() if p.requires_grad)
+    price = _price(judged.doubted, num_free / alarm.numel(), options.change_odds)
+    if options.num_steps and price == math.inf:  # too few to learn a function from
+        return Update(known, data, options, limits, judged._replace(power=kept)).run()
+    calm = judged._replace(power=kept, waiting=judged.waiting or judged.doubted)
     together = Update(known, data, options, limits, calm, must_learn=True)
     joint = together.run()
+    if judged.waiting:  # a beginning has lost, and little came since
+        return _fade(known, data, options, limits, calm, together, joint)
     if not options.num_steps:  # nothing can be learned: the alarm decides
         change = alarm
     else:
@@ -93,11 +99,6 @@ def _learn(
         apart = Update(known, data, options, limits, begin, must_learn=True)
         apart.pending = together.num_pending(judged)
         split = apart.restart().run()
-        odds = -math.log(options.change_odds)
-        num_free = sum(p.numel() for p in known.prior.parameters() if p.requires_grad)
-        num_data = max(judged.doubted, 1)
-        price = odds + 0.5 * num_free / alarm.numel() * math.log(num_data)
-        price += SLACK * num_data
         old = together.evidence_of_past(apart.pending)
         change = alarm & (
             split.bound + split.loss + old - price > joint.bound + joint.loss
@@ -118,6 +119,26 @@ def _learn(
     mixed = Update(known, data, options, limits, settled, must_learn=True)
     mixed.pending = together.num_pending(judged)
     return mixed.restart().run()
+
+
+def _price(num_data: float, num_free: float, odds: float) -> float:
+    r"""Nats that a new beginning has to gain.
+
+    The log-odds against a change; what a model that is not quite right loses anyway;
+    and what :math:`p` hyperparameters learned from the same :math:`n` data fit of their
+    chance, :math:`p n / (n - p - 1)`, Akaike's criterion corrected for few data.
+    Without more data than hyperparameters there is no telling.
+
+    Args:
+        num_data: Data since the doubt began.
+        num_free: Hyperparameters that are learned.
+        odds: Prior odds of a change per update.
+    """
+    spare = num_data - num_free - 1
+    if num_free and spare <= 0:
+        return math.inf
+    fitted = num_free * num_data / spare if num_free else 0.0
+    return fitted + SLACK * num_data - math.log(odds)
 
 
 def _fade(
