@@ -413,6 +413,14 @@ class Judged(NamedTuple):
                 power = torch.where(is_strange, 0.0, power)
             doubted = is_old * float(memory.doubted) + y.size(-1)
             waiting = max(float(memory.waiting) - y.size(-1), 0.0)
+            if waiting:
+                # A beginning lost against the past, and what was learned then is
+                # learned from these data too: the past may only fade.
+                odds = options.change_odds
+                faded = fading(judgement, judgement.convincing, odds)
+                power = torch.where((power < ANEW) | is_surprising, faded, power)
+                doubt = after_fading(doubt, power, odds)
+                is_surprising = torch.zeros_like(is_surprising)
             if bool((power == 1).all()):
                 power = 1.0
                 clock = outgrown(
@@ -429,5 +437,7 @@ class Judged(NamedTuple):
     def alarm(self) -> Tensor:
         """``(*batch,)``, which streams seem to begin anew."""
         if not isinstance(self.power, Tensor):
+            return torch.zeros_like(self.is_surprising)
+        if self.waiting:
             return torch.zeros_like(self.is_surprising)
         return (self.power < ANEW) | ((self.power < 1) & self.is_surprising)

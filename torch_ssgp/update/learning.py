@@ -82,11 +82,9 @@ def _learn(
     price = _price(judged.doubted, num_free / alarm.numel(), options.change_odds)
     if options.num_steps and price == math.inf:  # too few to learn a function from
         return Update(known, data, options, limits, judged._replace(power=kept)).run()
-    calm = judged._replace(power=kept, waiting=judged.waiting or judged.doubted)
+    calm = judged._replace(power=kept, waiting=judged.doubted)
     together = Update(known, data, options, limits, calm, must_learn=True)
     joint = together.run()
-    if judged.waiting:  # a beginning has lost, and little came since
-        return _fade(known, data, options, limits, calm, together, joint)
     if not options.num_steps:  # nothing can be learned: the alarm decides
         change = alarm
     else:
