@@ -84,17 +84,25 @@ def stream_state(
     model.to(device)
     z, x = draw(*batch_shape, m, 2), draw(*batch_shape, n, 2)
     y = torch.sin(6 * x.sum(-1))
-    model.update(x, y, num_steps=0, inducing_points=z)
+    model.update(x, y, num_steps=0, inducing_points=z, forget=1.0)
     while size > m and (model.memory.num_raw or model.memory.num_points < size):
         more = draw(*batch_shape, 2 * size, 2)
-        model.update(more, torch.sin(6 * more.sum(-1)), num_steps=0, inducing_points=z)
+        model.update(
+            more,
+            torch.sin(6 * more.sum(-1)),
+            num_steps=0,
+            inducing_points=z,
+            forget=1.0,
+        )
     return model, x, y, z
 
 
 def next_update(model: StreamingGP, x: Tensor, y: Tensor) -> Update:
     """The next update of a model, before it began."""
     data = model.check_data(x, y, None)
-    return Update(model.known(data), data, UpdateOptions(), model.limits(data))
+    # With all of the past: data that surprise it would be timed without any.
+    options = UpdateOptions(forget=1.0)
+    return Update(model.known(data), data, options, model.limits(data))
 
 
 def gradient_step(update: Update, z: Tensor) -> tuple[Objective, Callable[[], None]]:
@@ -121,7 +129,9 @@ def core_row(m: int, n: int, batch: int, repeats: int) -> Row:
     times = median_times(
         {
             "floor": lambda: torch.linalg.cholesky(A @ A.mT / n + eye),
-            "closed form": lambda: model.update(x, y, num_steps=0, inducing_points=z),
+            "closed form": lambda: model.update(
+                x, y, num_steps=0, inducing_points=z, forget=1.0
+            ),
             "gradient step": step,
         },
         repeats,
@@ -148,11 +158,13 @@ def batching_row(
 
     def loop() -> None:
         for _ in range(32):
-            single.update(x1, y1, num_steps=0, inducing_points=z1)
+            single.update(x1, y1, num_steps=0, inducing_points=z1, forget=1.0)
 
     times = median_times(
         {
-            "batched": lambda: model.update(x, y, num_steps=0, inducing_points=z),
+            "batched": lambda: model.update(
+                x, y, num_steps=0, inducing_points=z, forget=1.0
+            ),
             "loop": loop,
         },
         repeats,

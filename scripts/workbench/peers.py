@@ -229,7 +229,7 @@ def peers_of(m: int, n: int, device: Device) -> dict[str, Peer]:
     def points() -> None:
         for _ in range(per_round):
             point = next(stream)
-            single.update(point, _targets(point), num_steps=0)
+            single.update(point, _targets(point), num_steps=0, forget=1.0)
 
     @torch.no_grad()
     def predictions() -> tuple[Tensor, Tensor]:
@@ -251,7 +251,9 @@ def peers_of(m: int, n: int, device: Device) -> dict[str, Peer]:
         STEP_2M: Peer(steps[1]),
         PAPER: Peer(step_of(lambda: -paper(x, y) / n, paper.parameters())),
         SVGP_STEP: Peer(step_of(lambda: -elbo(svgp(x), y), svgp.parameters())),
-        CLOSED: Peer(lambda: own.update(x, y, num_steps=0, inducing_points=z)),
+        CLOSED: Peer(
+            lambda: own.update(x, y, num_steps=0, inducing_points=z, forget=1.0)
+        ),
         SINGLE: Peer(points, per_round),
         FANTASY_MODEL: Peer(fantasy_model),
         CONDITION: Peer(fantasies),
@@ -335,7 +337,7 @@ def many_rows(num_streams: int, repeats: int, device: Device) -> list[Row]:
                 if share:
                     silent = torch.rand(*batch, 1, generator=generator) < share
                     y = y.masked_fill(silent, torch.nan)
-                model.update(x.to(device), y.to(device), num_steps=0)
+                model.update(x.to(device), y.to(device), num_steps=0, forget=1.0)
 
         return updates
 
