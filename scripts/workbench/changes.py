@@ -44,7 +44,7 @@ READINGS = 2000
 LAST = 300  # readings of the exact model of a sensor
 PIECE = 5  # readings of an annotated series in an update
 # Data in a batch, and batches, of streams in which nothing changes.
-STILL = {1: 150, 3: 100, 10: 60, 30: 40, 100: 30, 1000: 10}
+STILL = {1: 60, 3: 50, 10: 40, 30: 20, 100: 10, 1000: 5}
 STILL_SEEDS = 20
 COLUMNS = ("table", "stream", "model", "seed")
 

@@ -112,14 +112,13 @@ class Update:
 
     def pays(self) -> bool:
         """Whether the inner loop is to run, where the model decides."""
+        # In doubt more witnesses are awaited, but not for ever.
+        growth = GROWTH * self.num_data * (2 if self.judged.is_doubtful else 1)
         return (
             not self.options.learns_when_due
             or self.must_learn
             or self.is_first
-            or (
-                self.since_learning >= GROWTH * self.num_data
-                and not self.judged.is_doubtful
-            )
+            or self.since_learning >= growth
             or bool(self.judged.is_surprising.any())
         )
 
