@@ -51,6 +51,8 @@ from torch_ssgp.update import (
     objective,
     site_initialization,
     sites,
+    trial,
+    walk,
 )
 
 STRATEGY = "variational.strategy.StreamingVariationalStrategy"
@@ -79,7 +81,8 @@ HOST_CHECKS = {
     "update.choosing.Choice.has_changed": "whether points are still right",
     "update.forgetting.Judged.of": "whether anything is to be forgotten",
     "update.forgetting.Judged.alarm": "whether anything is to be forgotten",
-    "update.learning._learn": "whether anything is to be forgotten",
+    "update.forgetting.Judged.is_doubtful": "whether to await more witnesses",
+    "update.trial.update_with": "whether anything is to be forgotten",
     "update.forgetting.judge": "whether the posterior is finite",
     "likelihoods.log_predictive": "GPyTorch: whether arguments are valid",
     "inducing.AdaptiveBudget.extend": "how many points are needed",
@@ -455,7 +458,7 @@ def update_of(model, x, y, **options):
     """The next update of a model, before it began."""
     data = model.check_data(x, y, None)
     options = UpdateOptions(**options)
-    return learning.Update(model.known(data), data, options, model.limits(data))
+    return walk.Update(model.known(data), data, options, model.limits(data))
 
 
 def started(likelihood=None, y=Y):
@@ -550,6 +553,8 @@ def test_choosing_points_waits_after_every_block():
         ascent,
         objective,
         learning,
+        walk,
+        trial,
         sites,
         inducing,
         models,

@@ -12,6 +12,7 @@
 ``options.py``               its options: defaults and checks
 ``result.py``                what it reports: ``UpdateResult``, ``Status``
 ``forgetting.py``            what the evidence of new data says about the past
+``trial.py``                 one function for all data, or a new one
 ``objective.py``             the bound, as a function of hyperparameters and points
 ``sites.py``                 the same for likelihoods that are not Gaussian
 ``site_algebra.py``          its algebra

@@ -24,7 +24,7 @@ their own.
 A model at the edge of what it has seen may be too sure of itself, which looks like a
 change. So nothing is thrown away on an alarm alone: both explanations are learned, one
 function for all data and a new one for the new data, and their evidence decides (see
-``learning.py``). Where the first wins, a power of the past may still predict better
+``trial.py``). Where the first wins, a power of the past may still predict better
 with what was learned: the stream drifts. Powers near 1 need no such trial.
 """
 
@@ -97,8 +97,10 @@ class Judgement(NamedTuple):
     @property
     def convincing(self) -> Tensor:
         """``(*batch, q)``, of ``capped`` what a model not quite right leaves."""
-        slack = SLACK * torch.as_tensor(self.num_data).to(self.capped)
-        return self.capped - slack.unsqueeze(-1)
+        slack = SLACK * self.num_data
+        return self.capped - (
+            slack.unsqueeze(-1) if isinstance(slack, Tensor) else slack
+        )
 
     @property
     def is_helped(self) -> Tensor:
@@ -257,7 +259,7 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float) -> Verdict:
     score = torch.where(doubt > -math.log(odds), score, -torch.inf)
     best, index = score.max(-1)
     powers = torch.tensor([*POWERS, 0.0], dtype=doubt.dtype, device=doubt.device)
-    power = torch.where(best > -torch.inf, powers[index], 1.0)
+    power = torch.where(best > -torch.inf, powers.take(index), 1.0)
     is_heard = judgement.is_followed
     doubt = torch.where(is_heard.unsqueeze(-1), doubt, before)
     return Verdict(torch.where(is_heard, power, 1.0), doubt)
@@ -265,10 +267,10 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float) -> Verdict:
 
 def of_beginning(doubt: Tensor) -> Tensor:
     """``(*batch,)``, evidence that the stream has begun anew."""
-    columns = [k for k, power in enumerate([*POWERS, 0.0]) if power < ANEW]
     if doubt.size(-1) != len(POWERS) + 1:
         return doubt.new_zeros(doubt.shape[:-1])  # nothing is in doubt yet
-    return doubt[..., columns].amax(-1)
+    count = sum(power < ANEW for power in POWERS)
+    return doubt[..., :count].amax(-1).maximum(doubt[..., -1])
 
 
 def fading(judgement: Judgement, doubt: Tensor, odds: float) -> Tensor:
@@ -281,13 +283,12 @@ def fading(judgement: Judgement, doubt: Tensor, odds: float) -> Tensor:
         doubt: ``(*batch, q)``, evidence for a change, theirs included.
         odds: Prior odds of a change per update.
     """
-    powers = torch.tensor(POWERS[1:-1], dtype=judgement.gain.dtype)
-    powers = powers.to(judgement.gain.device)
+    powers = judgement.gain.new_tensor(POWERS[1:-1])
     is_convincing = doubt[..., 1:-2] > -math.log(odds)
     gain = torch.where(is_convincing, judgement.gain[..., 1:-2], -torch.inf)
     best, index = gain.max(-1)
     is_heard = judgement.is_followed & (best > 0)
-    return torch.where(is_heard, powers[index], 1.0)
+    return torch.where(is_heard, powers.take(index), 1.0)
 
 
 def after_fading(doubt: Tensor, power: Tensor, odds: float) -> Tensor:
@@ -302,7 +303,7 @@ def after_fading(doubt: Tensor, power: Tensor, odds: float) -> Tensor:
         odds: Prior odds of a change per update.
     """
     left = doubt.clamp_max(-math.log(odds))
-    left[..., [0, -1]] = 0.0
+    left[..., 0] = left[..., -1] = 0.0
     return torch.where(power.unsqueeze(-1) < 1, left, doubt)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -23,7 +23,6 @@ from torch_ssgp.memory import (
     remember,
 )
 from torch_ssgp.modules import same_points
-from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.apart import Base
 from torch_ssgp.update.appending import append
 from torch_ssgp.update.ascent import Ascended, maximize
@@ -100,6 +99,11 @@ class Update:
             if not self.learns:
                 self.options = replace(self.options, num_steps=0)
 
+    @property
+    def arguments(self) -> tuple[Known, Data, UpdateOptions, Limits]:
+        """What it was asked to do."""
+        return self.known, self.new, self.asked, self.limits
+
     def restart(self) -> Update:
         """Begin anew with the data since the doubt, hyperparameters included."""
         self.begins = True
@@ -112,61 +116,16 @@ class Update:
 
     def pays(self) -> bool:
         """Whether the inner loop is to run, where the model decides."""
-        # In doubt more witnesses are awaited, but not for ever.
-        growth = GROWTH * self.num_data * (2 if self.judged.is_doubtful else 1)
+        growth = self.since_learning / (GROWTH * max(self.num_data, 1))
         return (
             not self.options.learns_when_due
             or self.must_learn
             or self.is_first
-            or self.since_learning >= growth
+            or growth >= 2
+            # In doubt more witnesses are awaited, but not for ever.
+            or (growth >= 1 and not self.judged.is_doubtful)
             or bool(self.judged.is_surprising.any())
         )
-
-    def evidence_of_past(self, num_pending: int) -> Tensor:
-        """Evidence of all before the doubt.
-
-        Data since then have moved the hyperparameters: without them they are learned
-        again.
-        """
-        learns = num_pending > 0
-        prior = self._working_copy() if learns else self.known.frozen
-        z = self.known.summary.inducing_points.to(self.data.x)
-        objective = self._of_past(prior, z, num_pending, learn=learns)
-        if learns:
-            options = replace(self.options, callback=None, progress=False)
-            maximize(objective, options, learn_hyperparameters=True)
-        with torch.no_grad():
-            rows, s, _ = _projected(objective)
-            return fn.evidence(rows, s) + rows.loss / (2 * s)
-
-    @torch.no_grad()
-    def summary_of_past(self, learned: Learned) -> PosteriorSummary:
-        """What the past alone says, with hyperparameters learned from new data too."""
-        z = learned.summary["inducing_points"].to(self.data.x)
-        objective = self._of_past(learned.prior, z)
-        rows, _, m_b = _projected(objective)
-        past = fn.absorb(fn.compress(rows), m_b)
-        summary = copy(self.known.summary)
-        summary.replace(
-            inducing_points=z,
-            U=past.U,
-            g=past.g,
-            residual=past.rho,
-            num_data=past.n,
-            shared_noise=learned.summary["shared_noise"],
-        )
-        return summary
-
-    def _of_past(
-        self, prior: Prior, z: Tensor, num_pending: int = 0, learn: bool = False
-    ) -> Objective:
-        """The bound on what came before the new data, or before the last of these."""
-        data = self.data.narrow(0, self.num_raw - num_pending)
-        objective = self._objective(prior, data)
-        objective.recall_sites(self.known.memory, 0)
-        z = z.expand(*data.x.shape[:-2], *z.shape[-2:])
-        objective.start_at(z, learn=learn)
-        return objective
 
     def run(self) -> Learned:
         """All steps; see the top of this file."""
@@ -178,8 +137,7 @@ class Update:
         is_late = self.since_learning >= LATE * self.num_data
         if self.waits and is_late and bool((loss > old.loss.to(loss) + LOSS).any()):
             # New data are too far from the inducing points of before.
-            again = (self.known, self.new, self.asked, self.limits, judged)
-            return Update(*again, must_learn=True).run()
+            return Update(*self.arguments, judged, must_learn=True).run()
         # A past that faded is young again, and so is what was learned from it.
         started_at = old.started_at.clamp_max(self.num_data)
         since_start = self.since_start
@@ -298,16 +256,18 @@ class Update:
         """The bound, on working copies of the modules."""
         prior = self.known.frozen
         if self.options.num_steps:
-            prior = self._working_copy()
-        objective = self._objective(prior, self.data)
+            prior = self.working_copy()
+        objective = self.objective_on(prior, self.data)
         objective.recall_sites(self.known.memory, self.num_raw)
         return objective
 
-    def _working_copy(self) -> Prior:
+    def working_copy(self) -> Prior:
+        """Modules that may learn, as they are in the model."""
         modules = self.known.prior
         return Prior(*(deepcopy(m).to(self.new.y.dtype) for m in modules))
 
-    def _objective(self, prior: Prior, data: Data) -> Objective:
+    def objective_on(self, prior: Prior, data: Data) -> Objective:
+        """The bound on the rows of the memory and these data."""
         z_a, past = self.past
         return make_objective(
             prior,
@@ -522,13 +482,6 @@ class Update:
             kept, base = base.compress(objective, points, prior, data)
         _check_finite(*kept.past)
         return kept, base, rows.loss / (2 * s)
-
-
-def _projected(objective: Objective) -> tuple[fn.Projection, Tensor, Tensor]:
-    """Rows at the inducing points, their noise scale, and the prior mean there."""
-    prior = objective.final_prior(objective.z.detach())
-    rows, s = objective.project(prior, objective.as_gaussian(prior))
-    return rows, s, prior.m_b
 
 
 def _check_finite(*values: Tensor) -> None:
