@@ -3,8 +3,8 @@
     python -m workbench.guide_pictures sizes      in scripts/; docs/data/sizes.json
     python -m workbench.guide_pictures draw       the pictures from what was written
 
-``sizes`` runs a part of the audio stream with several numbers of inducing points and
-sizes of the memory. The other picture is that of ``benchmark.py bayesopt cost``.
+``sizes`` runs a range that grows with several numbers of inducing points and sizes of
+the memory. The other picture is that of ``benchmark.py bayesopt cost``.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from matplotlib.axes import Axes
 from torch_ssgp import StreamingGP
 from workbench import streams
 from workbench.common import DOCS, new_parser
-from workbench.pages import listed
+from workbench.pages import listed, median
 from workbench.results import Row, Table, header, read
 from workbench.running import follow, scores
+from workbench.streams.made_up import NOISE
 
-NAMES = ("inducing", "memory")
-INDUCING, MEMORY = (10, 20, 40, 80), (1, 2, 4)  # points; times as many
-NUM_BATCHES, BATCH, STEPS = 6, 150, 50
+NAMES = ("inducing", "memory", "seed")
+INDUCING, MEMORY = (5, 10, 20, 40), (1, 2, 4)  # points; times as many
+NUM_BATCHES, BATCH, STEPS, SEEDS = 6, 60, 30, 3
 
 
-def size(inducing: int, memory: int) -> Row:
+def size(inducing: int, memory: int, seed: int) -> Row:
     """One model over the stream: its errors, and what it cost."""
-    stream = streams.audio(2 * BATCH, BATCH, num_batches=NUM_BATCHES)
+    stream = streams.growing_range(batch=BATCH, num_batches=NUM_BATCHES, seed=seed)
     model = StreamingGP(
         ScaleKernel(MaternKernel()),
         num_inducing=inducing,
@@ -54,12 +55,20 @@ def draw_sizes(rows: list[Row], path: Path) -> None:
     """Error and cost against the number of points."""
     figure, (error, cost) = pyplot.subplots(1, 2, figsize=(9, 3.6))
     for memory, color in zip(MEMORY, ("tab:red", "tab:blue", "tab:green"), strict=True):
-        kept = [row for row in rows if row["memory"] == memory]
-        kept.sort(key=lambda row: row["inducing"])
-        points = [row["inducing"] for row in kept]
         label = f"memory {memory} M" + (", the default" if memory == 2 else "")
-        error.loglog(points, [r["RMSE"] for r in kept], "o-", color=color, label=label)
-        cost.loglog(points, [row["ms"] for row in kept], "o-", color=color)
+        for ax, column in ((error, "RMSE"), (cost, "ms")):
+            values = [
+                median(
+                    [
+                        row[column]
+                        for row in rows
+                        if (row["inducing"], row["memory"]) == (points, memory)
+                    ]
+                )
+                for points in INDUCING
+            ]
+            ax.loglog(INDUCING, values, "o-", color=color, label=label)
+    error.axhline(NOISE, color="0.4", ls="--", lw=1, label="the noise")
     error.set_ylabel("RMSE on test points")
     cost.set_ylabel("ms of CPU per update")
     for ax in (error, cost):
@@ -117,7 +126,8 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.command == "sizes":
         torch.set_num_threads(1)
         made = header(batches=NUM_BATCHES, batch=BATCH, steps=STEPS)
-        jobs = {key: partial(size, *key) for key in product(INDUCING, MEMORY)}
+        keys = product(INDUCING, MEMORY, range(SEEDS))
+        jobs = {key: partial(size, *key) for key in keys}
         Table(path, NAMES, made).run(jobs, again=chosen.again)
     draw_sizes(read(path).rows, chosen.out / "figures" / "sizes.png")
     rows = read(chosen.out / "data" / "bayesopt.json").rows
