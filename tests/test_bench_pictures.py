@@ -55,7 +55,14 @@ def test_a_readme_without_its_marks_is_refused() -> None:
 
 def test_pictures_of_guides_show_every_size(tmp_path: Path) -> None:
     sizes = [
-        {"version": "1", "inducing": m, "memory": r, "RMSE": 1 / m, "ms": m * r}
+        {
+            "version": "1",
+            "inducing": m,
+            "memory": r,
+            "seed": 0,
+            "RMSE": 1 / m,
+            "used": m,
+        }
         for m in guide_pictures.INDUCING
         for r in guide_pictures.MEMORY
     ]

@@ -3,8 +3,8 @@
     python -m workbench.guide_pictures sizes      in scripts/; docs/data/sizes.json
     python -m workbench.guide_pictures draw       the pictures from what was written
 
-``sizes`` runs a part of the audio stream with several numbers of inducing points and
-sizes of the memory. The other picture is that of ``benchmark.py bayesopt cost``.
+``sizes`` runs a range that grows with several numbers of inducing points and sizes of
+the memory. The other picture is that of ``benchmark.py bayesopt cost``.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from matplotlib.axes import Axes
 from torch_ssgp import StreamingGP
 from workbench import streams
 from workbench.common import DOCS, new_parser
-from workbench.pages import listed
+from workbench.pages import listed, median
 from workbench.results import Row, Table, header, read
 from workbench.running import follow, scores
+from workbench.streams.made_up import NOISE
 
-NAMES = ("inducing", "memory")
-INDUCING, MEMORY = (10, 20, 40, 80), (1, 2, 4)  # points; times as many
-NUM_BATCHES, BATCH, STEPS = 6, 150, 50
+NAMES = ("inducing", "memory", "seed")
+INDUCING, MEMORY = (5, 10, 20, 40, 80), (1, 2, 4)  # points; times as many
+NUM_BATCHES, BATCH, STEPS, SEEDS = 6, 60, 30, 3
 
 
-def size(inducing: int, memory: int) -> Row:
-    """One model over the stream: its errors, and what it cost."""
-    stream = streams.audio(2 * BATCH, BATCH, num_batches=NUM_BATCHES)
+def size(inducing: int, memory: int, seed: int) -> Row:
+    """One model over the stream: its errors, and the points it uses."""
+    stream = streams.growing_range(batch=BATCH, num_batches=NUM_BATCHES, seed=seed)
     model = StreamingGP(
         ScaleKernel(MaternKernel()),
         num_inducing=inducing,
@@ -45,27 +46,36 @@ def size(inducing: int, memory: int) -> Row:
         "used": ran.sizes[-1] if ran.sizes else 0,
         **scores(model, stream),
         "memory RMSE": remembered["RMSE"],
-        "ms": 1000 * ran.seconds / len(stream),
         "failure": ran.failure,
     }
 
 
 def draw_sizes(rows: list[Row], path: Path) -> None:
-    """Error and cost against the number of points."""
-    figure, (error, cost) = pyplot.subplots(1, 2, figsize=(9, 3.6))
+    """Error, and points that are used, against the points allowed."""
+    figure, (error, used) = pyplot.subplots(1, 2, figsize=(9, 3.6))
     for memory, color in zip(MEMORY, ("tab:red", "tab:blue", "tab:green"), strict=True):
-        kept = [row for row in rows if row["memory"] == memory]
-        kept.sort(key=lambda row: row["inducing"])
-        points = [row["inducing"] for row in kept]
         label = f"memory {memory} M" + (", the default" if memory == 2 else "")
-        error.loglog(points, [r["RMSE"] for r in kept], "o-", color=color, label=label)
-        cost.loglog(points, [row["ms"] for row in kept], "o-", color=color)
+        runs = {
+            points: [
+                row
+                for row in rows
+                if (row["inducing"], row["memory"]) == (points, memory)
+            ]
+            for points in INDUCING
+        }
+        for ax, column in ((error, "RMSE"), (used, "used")):
+            values = [median([r[column] for r in runs[points]]) for points in INDUCING]
+            ax.plot(INDUCING, values, "o-", color=color, label=label)
+    error.axhline(NOISE, color="0.4", ls="--", lw=1, label="the noise")
+    used.plot(INDUCING, INDUCING, color="0.4", ls="--", lw=1, label="all")
     error.set_ylabel("RMSE on test points")
-    cost.set_ylabel("ms of CPU per update")
-    for ax in (error, cost):
+    used.set_ylabel("points used")
+    for ax in (error, used):
+        ax.set_xscale("log")
+        ax.set_ylim(bottom=0)
         ticks(ax, INDUCING)
-        ax.set_xlabel("inducing points M")
-    error.legend(fontsize=9)
+        ax.set_xlabel("num_inducing: points allowed, M")
+        ax.legend(fontsize=9)
     figure.suptitle(made_by(rows), fontsize=9, color="0.4")
     save(figure, path)
 
@@ -117,7 +127,8 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.command == "sizes":
         torch.set_num_threads(1)
         made = header(batches=NUM_BATCHES, batch=BATCH, steps=STEPS)
-        jobs = {key: partial(size, *key) for key in product(INDUCING, MEMORY)}
+        keys = product(INDUCING, MEMORY, range(SEEDS))
+        jobs = {key: partial(size, *key) for key in keys}
         Table(path, NAMES, made).run(jobs, again=chosen.again)
     draw_sizes(read(path).rows, chosen.out / "figures" / "sizes.png")
     rows = read(chosen.out / "data" / "bayesopt.json").rows
