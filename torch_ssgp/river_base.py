@@ -27,8 +27,8 @@ from torch_ssgp.features import Columns, Row, as_row
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.update import UpdateOptions
 
-# On most of river's own streams the evidence takes for changes what is none, see
-# docs/prequential.md.
+# Data come one by one here, and one by one a change is hard to tell from noise:
+# `scripts/benchmark.py prequential` has the evidence deciding beside this default.
 DEFAULTS = UpdateOptions(forget=1.0)
 
 
