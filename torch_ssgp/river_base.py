@@ -27,8 +27,8 @@ from torch_ssgp.features import Columns, Row, as_row
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.update import UpdateOptions
 
-# Data come one by one here, and one by one a change is hard to tell from noise:
-# `scripts/benchmark.py prequential` has the evidence deciding beside this default.
+# Where the evidence decides, a datum costs more, and errors on river's own streams are
+# smaller or larger: docs/prequential.md.
 DEFAULTS = UpdateOptions(forget=1.0)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib import pyplot
 
-from workbench.pages import bullets, listed, markdown, paragraphs, wrapped
+from workbench.pages import bullets, listed, markdown, paragraphs, reach, wrapped
 from workbench.results import Contents, Row
 
 OURS = "StreamingGP"
@@ -122,18 +122,19 @@ def ahead(rows: list[Row]) -> list[str]:
 
 def forgetting(rows: list[Row]) -> str:
     """What ``forget="auto"`` changes."""
-    compared = {
-        name: models[FORGETTING]["MAE"] / models[OURS]["MAE"]
+    pairs = {
+        name: (models[FORGETTING], models[OURS])
         for name, models in of_task(rows, "regression").items()
         if FORGETTING in models
     }
-    if not compared:
+    if not pairs:
         return ""
-    ratios = [f"{name} {ratio:.2f}" for name, ratio in compared.items()]
+    errors = [f"{name} {a['MAE'] / b['MAE']:.2f}" for name, (a, b) in pairs.items()]
+    costs = [a["ms"] / b["ms"] for a, b in pairs.values()]
     return (
         'With `forget="auto"` the evidence decides when the past no longer holds. MAE '
-        f"relative to the default, which forgets nothing: {listed(ratios)}. Where it "
-        "is above 1, data that look like a change are none."
+        f"relative to the default, which forgets nothing: {listed(errors)}. A datum "
+        f"costs {reach(costs, '.1f')} times as much."
     )
 
 
