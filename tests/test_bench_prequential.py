@@ -11,6 +11,7 @@ pytest.importorskip("river")
 pytest.importorskip("matplotlib")
 
 from workbench import benchmark, prequential, prequential_page
+from workbench.common import DOCS
 from workbench.prequential_page import FORGETTING, OURS
 from workbench.results import Contents, Row, read
 
@@ -114,3 +115,9 @@ def test_every_packaged_stream_gives_numbers() -> None:
 def test_streams_without_their_file_are_left_out(tmp_path: Path) -> None:
     streams = {stream for _, stream, _ in prequential.jobs(10, tmp_path)}
     assert streams == set(prequential.SOURCES) - {"bike", "elevators"}
+
+
+def test_the_docs_are_those_of_the_file() -> None:
+    file = read(DOCS / "data" / "prequential.json")
+    text = (DOCS / "prequential.md").read_text(encoding="utf-8")
+    assert text == prequential_page.page(file)

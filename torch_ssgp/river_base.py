@@ -27,8 +27,8 @@ from torch_ssgp.features import Columns, Row, as_row
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.update import UpdateOptions
 
-# On most of river's own streams the evidence takes for changes what is none, see
-# docs/prequential.md.
+# Where the evidence decides, a datum costs more, and errors on river's own streams are
+# smaller or larger: docs/prequential.md.
 DEFAULTS = UpdateOptions(forget=1.0)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib import pyplot
 
-from workbench.pages import bullets, listed, markdown, paragraphs, wrapped
+from workbench.pages import bullets, listed, markdown, paragraphs, reach, wrapped
 from workbench.results import Contents, Row
 
 OURS = "StreamingGP"
@@ -15,7 +15,8 @@ FORGETTING = 'StreamingGP, forget="auto"'
 CLOSE = 1.02  # of the best error
 POINT = 0.01  # of accuracy
 INSIDE = (0.87, 0.93)  # of intervals that should hold 90 %
-COLORS = {OURS: "tab:red"}
+COLORS = pyplot.get_cmap("Dark2").colors
+SPREAD = 0.6  # of the distance between two streams, so that no point hides another
 
 
 def of_task(rows: list[Row], task: str) -> dict[str, dict[str, Row]]:
@@ -121,18 +122,19 @@ def ahead(rows: list[Row]) -> list[str]:
 
 def forgetting(rows: list[Row]) -> str:
     """What ``forget="auto"`` changes."""
-    compared = {
-        name: models[FORGETTING]["MAE"] / models[OURS]["MAE"]
+    pairs = {
+        name: (models[FORGETTING], models[OURS])
         for name, models in of_task(rows, "regression").items()
         if FORGETTING in models
     }
-    if not compared:
+    if not pairs:
         return ""
-    ratios = [f"{name} {ratio:.2f}" for name, ratio in compared.items()]
+    errors = [f"{name} {a['MAE'] / b['MAE']:.2f}" for name, (a, b) in pairs.items()]
+    costs = [a["ms"] / b["ms"] for a, b in pairs.values()]
     return (
         'With `forget="auto"` the evidence decides when the past no longer holds. MAE '
-        f"relative to the default, which forgets nothing: {listed(ratios)}. Where it "
-        "is above 1, data that look like a change are none."
+        f"relative to the default, which forgets nothing: {listed(errors)}. A datum "
+        f"costs {reach(costs, '.1f')} times as much."
     )
 
 
@@ -211,10 +213,10 @@ def page(file: Contents) -> str:
             f"{made['torch_ssgp']}, river {made['river']}) from "
             "`data/prequential.json`. Every model predicts a datum and learns it "
             f"afterwards, on the first {made['length']} data of each stream or fewer, "
-            "as the tables say; the first prediction is not scored. All rows are from "
-            "one run. `StreamingGP` is `torch_ssgp.river` with its defaults, the "
-            "others are river's with theirs, behind a StandardScaler where they look "
-            "at features. "
+            "as the tables say; the first prediction is not scored. All rows are of "
+            "one version of the code, made one after the other. `StreamingGP` is "
+            "`torch_ssgp.river` with its defaults, the others are river's with theirs, "
+            "behind a StandardScaler where they look at features. "
             "Dates are given as days and as month, hour or weekday, to all models "
             "alike.",
             "![Errors relative to the best](figures/prequential.png)",
@@ -247,6 +249,8 @@ def draw(rows: list[Row], path: Path) -> None:
     panel(panels[0], of_task(rows, "regression"), mae, "MAE / smallest MAE")
     panel(panels[1], of_task(rows, "classification"), wrong, "share of wrong labels")
     panels[0].set_yscale("log")
+    panels[0].set_yticks(ticks := [1, 2, 5, 10], [f"{tick}" for tick in ticks])
+    panels[0].minorticks_off()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -262,9 +266,10 @@ def panel(
     """Streams along the axis, a point for each model."""
     relative = "/" in label
     models = list(dict.fromkeys(name for rows in streams.values() for name in rows))
-    for model in models:
+    for i, model in enumerate(models):
+        shift = SPREAD * (i / max(len(models) - 1, 1) - 0.5)
         points = [
-            (k, error(rows[model]) / (smallest(rows, error) if relative else 1))
+            (k + shift, error(rows[model]) / (smallest(rows, error) if relative else 1))
             for k, rows in enumerate(streams.values())
             if model in rows
         ]
@@ -272,11 +277,9 @@ def panel(
         ax.plot(
             *zip(*points, strict=True),
             "D" if ours else "o",
-            ms=8 if ours else 5,
-            color=COLORS.get(model),
-            alpha=1 if ours else 0.6,
+            ms=7 if ours else 5,
+            color="black" if ours else COLORS[i % len(COLORS)],
             label=model,
-            zorder=3 if ours else 2,
         )
     ax.set_xticks(range(len(streams)), [*streams], rotation=30, ha="right")
     ax.set_ylabel(label)
