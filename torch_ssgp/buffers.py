@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,11 @@ class Buffers(nn.Module):
     """
 
     SIZES: dict[str, str]
-    g: Tensor
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Tensor:
+            """Attributes are buffers, of the names in ``SIZES``."""
 
     def replace(self, **buffers: Tensor) -> None:
         """Replace buffers in one assignment: a reader sees the old ones or these."""

@@ -160,33 +160,6 @@ class Memory(Buffers):
         "base_power": "",
     }
 
-    points: Tensor
-    U: Tensor
-    g: Tensor
-    row_residual: Tensor
-    row_data: Tensor
-    y: Tensor
-    target: Tensor
-    noise: Tensor
-    weight: Tensor
-    offset: Tensor
-    shared_noise: Tensor
-    extremes: Tensor
-    started_at: Tensor
-    since_start: Tensor
-    since_learning: Tensor
-    loss: Tensor
-    lost: Tensor
-    doubt: Tensor
-    doubted: Tensor
-    waiting: Tensor
-    base_key: Tensor
-    base_rows: Tensor
-    base_raw: Tensor
-    base_residual: Tensor
-    base_data: Tensor
-    base_power: Tensor
-
     def __init__(self, batch_shape: torch.Size = torch.Size()) -> None:
         super().__init__()
         empty = {

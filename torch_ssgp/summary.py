@@ -56,18 +56,6 @@ class PosteriorSummary(Buffers):
         "jitter": "",
     }
 
-    inducing_points: Tensor
-    U: Tensor
-    g: Tensor
-    residual: Tensor
-    num_data: Tensor
-    num_updates: Tensor
-    prior_mean: Tensor
-    prior_cholesky: Tensor
-    noise_scale: Tensor
-    shared_noise: Tensor
-    jitter: Tensor
-
     def __init__(self, batch_shape: torch.Size = torch.Size()) -> None:
         super().__init__()
         empty = {
