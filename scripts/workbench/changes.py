@@ -55,10 +55,11 @@ class Size(NamedTuple):
     batches: int = BATCHES
     readings: int = READINGS
     points: int | None = None
+    still: dict[int, int] = STILL
     still_seeds: int = STILL_SEEDS
 
 
-QUICK = Size(batches=6, readings=40, points=40, still_seeds=1)
+QUICK = Size(batches=6, readings=40, points=40, still={1: 5, 10: 2}, still_seeds=1)
 
 
 # -------------------------------------------------------------------------- streams
@@ -152,7 +153,7 @@ def average(values: list[float]) -> float:
 def still_row(batch: int, model: str, seed: int, size: Size) -> Row:
     """A stream in which nothing changes: its alarms, and how it ends."""
     torch.manual_seed(0)
-    stream = still(batch, min(STILL[batch], 5 * size.batches), seed)
+    stream = still(batch, size.still[batch], seed)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=stream.x_test.size(-1)))
     gp = StreamingGP(kernel, num_inducing=INDUCING).double()
     start = time.process_time()
@@ -339,7 +340,7 @@ def jobs(
             found["sensor", "5 minutes", model, 0] = partial(sensor_row, model, size)
     if "still" in tables:
         for seed in range(size.still_seeds):
-            for batch in STILL:
+            for batch in size.still:
                 for model in (AUTO, NOTHING):
                     key = ("still", f"batches of {batch}", model, seed)
                     found[key] = partial(still_row, batch, model, seed, size)

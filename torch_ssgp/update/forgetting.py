@@ -58,7 +58,7 @@ from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Limits
 
 POWERS = (0.0, 0.05, 0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
-SLACK = 0.1  # nats per datum by which a model that is not quite right may lose
+SLACK = 0.05  # nats per datum by which a model that is not quite right may lose
 QUIET = 0.1  # size of errors, in units of that expected, that speaks for a change
 ANEW = 0.5  # powers below it stand for a beginning, not for a drift
 OUTLIER = 4.6  # nats by which one datum may speak for a change: one in a hundred
@@ -276,18 +276,21 @@ def of_beginning(doubt: Tensor) -> Tensor:
 def fading(judgement: Judgement, doubt: Tensor, odds: float) -> Tensor:
     """``(*batch,)``, the power that predicts data best; 1 unless that is convincing.
 
-    A beginning is not among the powers: it has lost against one function for all data.
+    All evidence has to suffice for an alarm, and the data at hand have to bear witness
+    with the hyperparameters learned since. A beginning is not among the powers: it has
+    lost against one function for all data.
 
     Args:
-        judgement: What new data say.
-        doubt: ``(*batch, q)``, evidence for a change, theirs included.
+        judgement: What new data say, with these hyperparameters.
+        doubt: ``(*batch, q)``, all evidence for a change.
         odds: Prior odds of a change per update.
     """
     powers = judgement.gain.new_tensor(POWERS[1:-1])
     is_convincing = doubt[..., 1:-2] > -math.log(odds)
+    is_convincing = is_convincing & (judgement.convincing[..., 1:-2] > WITNESS)
     gain = torch.where(is_convincing, judgement.gain[..., 1:-2], -torch.inf)
     best, index = gain.max(-1)
-    is_heard = judgement.is_followed & (best > 0)
+    is_heard = judgement.is_followed & (best > -torch.inf)
     return torch.where(is_heard, powers.take(index), 1.0)
 
 
@@ -415,10 +418,9 @@ class Judged(NamedTuple):
             doubted = is_old * float(memory.doubted) + y.size(-1)
             waiting = max(float(memory.waiting) - y.size(-1), 0.0)
             if waiting:
-                # A beginning lost against the past, and what was learned then is
-                # learned from these data too: the past may only fade.
+                # A beginning lost against the past, which may only fade.
                 odds = options.change_odds
-                faded = fading(judgement, judgement.convincing, odds)
+                faded = fading(judgement, doubt, odds)
                 power = torch.where((power < ANEW) | is_surprising, faded, power)
                 doubt = after_fading(doubt, power, odds)
                 is_surprising = torch.zeros_like(is_surprising)

@@ -53,8 +53,8 @@ def update_with(
         return Update(known, data, options, limits, judged).run()
     assert isinstance(judged.power, Tensor)
     kept = torch.where(judged.power < ANEW, 1.0, judged.power)
-    # One function for all data, or a new one for those that came since the doubt. As
-    # long as the first is better the doubt stays, and is settled when it has doubled.
+    # One function for all data, or a new one for those that came since the doubt. If
+    # the first is better the doubt stays, and is settled when it has doubled.
     num_free = sum(p.numel() for p in known.prior.parameters() if p.requires_grad)
     price = price_of(judged.doubted, num_free / alarm.numel(), options.change_odds)
     if options.num_steps and price == math.inf:  # too few to learn a function from
@@ -71,7 +71,8 @@ def update_with(
             doubted=0.0,
             waiting=0.0,
         )
-        apart = Update(known, data, options, limits, begin, must_learn=True)
+        silent = replace(options, callback=None, progress=False)  # has seen one loop
+        apart = Update(known, data, silent, limits, begin, must_learn=True)
         apart.pending = together.num_pending(judged)
         split = apart.restart().run()
         old = evidence_of_past(together, apart.pending)
@@ -133,12 +134,13 @@ def fade(together: Update, joint: Learned, judged: Judged) -> Learned:
     )
     if judgement is None:
         return joint
-    power = fading(judgement, judgement.convincing, options.change_odds)
+    power = fading(judgement, judged.doubt, options.change_odds)
     if bool((power >= torch.as_tensor(judged.power)).all()):
         return joint
     doubt = after_fading(judged.doubt, power, options.change_odds)
     faded = judged._replace(power=power, doubt=doubt)
-    return Update(known, data, options, limits, faded, must_learn=True).run()
+    silent = replace(options, callback=None, progress=False)
+    return Update(known, data, silent, limits, faded, must_learn=True).run()
 
 
 def evidence_of_past(together: Update, num_pending: int) -> Tensor:
