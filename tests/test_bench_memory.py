@@ -23,6 +23,7 @@ from workbench.bench_memory_tables import (
     BATCH,
     DEFAULT,
     FLOOR,
+    KEPT,
     SIZES,
     STORAGE,
     VARIANTS,
@@ -58,14 +59,16 @@ def row(
 class FakeModel:
     """Predicts one number, another one from its memory; fails at an update."""
 
-    summary = SimpleNamespace(num_inducing=10)
+    summary = SimpleNamespace(num_inducing=10, forgot=1.0)
     memory = SimpleNamespace(points=torch.zeros(25, 1))
     memory_size = 200
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.fails_at, self.num_updates = fails_at, 0
 
-    def update(self, x: Tensor, y: Tensor) -> SimpleNamespace:
+    def update(
+        self, x: Tensor, y: Tensor, forget: float | None = None
+    ) -> SimpleNamespace:
         self.num_updates += 1
         if self.num_updates == self.fails_at:
             raise RuntimeError("no more")
@@ -99,6 +102,7 @@ def test_variants_share_the_inducing_points_or_the_storage(
     budgets = {name: bench_memory.budget_of(name, 100, 1) for name in VARIANTS}
     assert budgets == {
         DEFAULT: (100, None),
+        KEPT: (100, None),
         "memory M": (100, 100),
         "memory 1.5M": (100, 150),
         "memory 2M": (100, 200),
@@ -349,7 +353,7 @@ def test_remarks_name_what_is_missing_and_what_went_wrong() -> None:
     rows = [row("bike", variant, 1.0, 1.0) for variant in [BATCH, *VARIANTS]]
     text = tables.remarks(rows)
     assert "Not run yet: pseudo-periodic M=100, pseudo-periodic M=200, audio" in text
-    assert "terrain OS and kin40k (batch SGPR, default, memory M," in text
+    assert "terrain OS and kin40k (batch SGPR, default, forget=1, memory M," in text
     assert "bike" not in text and "plateau" not in text and "failed" not in text
     rows[0]["converged"], rows[1]["failure"] = False, "gone"
     rows[2]["version"] = "2"

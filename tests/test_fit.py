@@ -198,7 +198,11 @@ def test_every_step_counts():
     before = log_hyperparameters(gp)
     steps = []
     result = gp.update(
-        x, 2 * y, num_steps=1, callback=lambda step, bound: steps.append((step, bound))
+        x,
+        2 * y,
+        num_steps=1,
+        forget=1.0,
+        callback=lambda step, bound: steps.append((step, bound)),
     )
     assert not torch.equal(log_hyperparameters(gp), before)
     assert result.num_steps == 1 and result.bound_trace.shape == (1,)

@@ -209,6 +209,14 @@ def judge(
         )
         misfit = 1 - 2 * (log_prob[..., -1, :] - log_prob[..., 0, :]).clamp_max(0)
         quiet = torch.zeros_like(misfit)
+        # Each is predicted without the others: neighbours say the same thing, and all
+        # count for as many as their values are independent, (tr C)² / tr C².
+        B_1 = B[..., -1, :, :]
+        C = form.gram(data.x, data.x) - A_f.mT @ A_f + B_1.mT @ B_1
+        trace = C.diagonal(dim1=-2, dim2=-1).sum(-1)
+        independent = trace.square() / fn.squared_norm(C, (-2, -1)).clamp_min(1e-300)
+        share = (independent / y.size(-1)).clamp(0, 1).nan_to_num(1.0)
+        log_prob = share[..., None, None] * log_prob
     gain = torch.cat([log_prob - log_prob[..., -1:, :], quiet.unsqueeze(-2)], -2)
     gain = gain.nan_to_num(0.0)
     misfit = misfit - 1

@@ -21,10 +21,10 @@ from torch import Tensor
 from torch_ssgp import functional as fn
 from torch_ssgp.memory import Data
 from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.update import forgetting
 from torch_ssgp.update.ascent import maximize
 from torch_ssgp.update.forgetting import (
     ANEW,
-    SLACK,
     Judged,
     after_fading,
     fading,
@@ -114,7 +114,7 @@ def price_of(num_data: float, num_free: float, odds: float) -> float:
     if num_free and spare <= 0:
         return math.inf
     fitted = num_free * num_data / spare if num_free else 0.0
-    return fitted + SLACK * num_data - math.log(odds)
+    return fitted + forgetting.SLACK * num_data - math.log(odds)
 
 
 def fade(together: Update, joint: Learned, judged: Judged) -> Learned:
