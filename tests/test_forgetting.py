@@ -479,14 +479,15 @@ def test_a_clock_is_an_input_that_only_grows_or_only_falls(sign):
     model.memory.replace(lost=torch.tensor(30.0).double())
     known = torch.tensor(True)
     data = Data(t[30:], torch.sin(t[30:, 0]))
-    assert outgrown(kernel, model.memory, data, known) == (0, sign)
-    assert outgrown(kernel, model.memory, data, ~known) is None  # far ahead: a map
+    assert outgrown(kernel, model.memory, data, known, 10) == (0, sign)
+    assert outgrown(kernel, model.memory, data, known, 9) is None  # a piece of a map
+    assert outgrown(kernel, model.memory, data, ~known, 10) is None  # far ahead: a map
     shuffled = Data(data.x.flip(-2), data.y)
-    assert outgrown(kernel, model.memory, shuffled, known) is None
+    assert outgrown(kernel, model.memory, shuffled, known, 10) is None
     repeated = Data(torch.cat([data.x[:-1], data.x[-2:-1]]), data.y)
-    assert outgrown(kernel, model.memory, repeated, known) is None
+    assert outgrown(kernel, model.memory, repeated, known, 10) is None
     model.memory.replace(lost=torch.tensor(0.1).double())
-    assert outgrown(kernel, model.memory, data, known) is None  # points suffice
+    assert outgrown(kernel, model.memory, data, known, 10) is None  # points suffice
     model.memory.replace(lost=torch.tensor(30.0).double())
     related = PeriodicKernel().double()  # what is old is needed
-    assert outgrown(related, model.memory, data, known) is None
+    assert outgrown(related, model.memory, data, known, 10) is None

@@ -847,7 +847,7 @@ def test_updates_are_the_same_in_every_mode(likelihood, optimizer):
         torch.manual_seed(0)
         model = StreamingGP(ScaleKernel(RBFKernel()), likelihood(), num_inducing=8)
         model.double()
-        options = {"num_steps": 2, "optimizer": optimizer}
+        options = {"num_steps": 2, "optimizer": optimizer, "forget": 1.0}
         with mode():
             model.predict(x)
             model.update(x, y.clone(), **options)

@@ -697,7 +697,7 @@ def test_readers_see_one_of_the_posteriors_and_never_a_mixture():
             for i in range(200):
                 z = 6 * torch.rand(4, 1, dtype=torch.float64)
                 y = torch.sin(z[:, 0]) * (1 + i / 50)
-                model.update(z, y, num_steps=int(i % 20 == 0))
+                model.update(z, y, num_steps=int(i % 20 == 0), forget=1.0)
                 record()
         finally:
             done.set()
@@ -807,7 +807,7 @@ def several(*_):
     model.update(x[:8], torch.stack([y, 2 * y], -1)[:8], num_steps=3)
 
     def update(model, **options):
-        options = {"num_steps": 3, **options}
+        options = {"num_steps": 3, "forget": 1.0, **options}
         return model.update(x[8:], torch.stack([y, -y], -1)[8:], **options)
 
     return model, update

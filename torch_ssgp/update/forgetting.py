@@ -331,22 +331,30 @@ class Clock(NamedTuple):
 
 
 def outgrown(
-    kernel: Kernel | Form, memory: Memory, data: Data, is_followed: Tensor
+    kernel: Kernel | Form,
+    memory: Memory,
+    data: Data,
+    is_followed: Tensor,
+    num_inducing: int,
 ) -> Clock | None:
     """The clock of a stream that has outgrown its inducing points, if it has one.
 
     Points that have to cover all of a time axis blur what is recent. That is what a
-    map wants, which is filled in piece by piece. A stream that is followed, each
-    datum being predicted from those just before it, lets go of its oldest stretch,
-    provided that it says nothing about the new data.
+    map wants, which is filled in piece by piece, each piece with more data than there
+    are points. A stream that is followed in small steps, each datum being predicted
+    from those just before it, lets go of its oldest stretch, provided that it says
+    nothing about the new data.
 
     Args:
         kernel: Prior covariance.
         memory: What is remembered.
         data: New data.
         is_followed: ``(*batch,)``, whether much was known of them before.
+        num_inducing: The number of inducing points.
     """
     if int(memory.base_key):  # a branch does not mix what is kept apart
+        return None
+    if data.x.size(-2) > num_inducing:  # a piece of a map
         return None
     lost = memory.lost / memory.num_data
     if not bool(((lost > STARVED) & is_followed).any()):
@@ -435,7 +443,11 @@ class Judged(NamedTuple):
             if bool((power == 1).all()):
                 power = 1.0
                 clock = outgrown(
-                    known.frozen.kernel, memory, data, judgement.is_followed
+                    known.frozen.kernel,
+                    memory,
+                    data,
+                    judgement.is_followed,
+                    known.summary.num_inducing,
                 )
         return cls(power, doubt, doubted, waiting, surprise, is_surprising, clock)
 
