@@ -216,7 +216,8 @@ def test_fit_after_restandardizing_learns_from_all_data_in_new_units() -> None:
     stepwise.restandardize()
     stepwise.fit(num_steps=10)
     at_once = SingleTaskStreamingGP(X[:10], Y[:10])
-    at_once.update(X[10:], Y[10:], restandardize=True, num_steps=10)
+    options = {"num_steps": 10, "learn_hyperparameters": True}  # no step more
+    at_once.update(X[10:], Y[10:], restandardize=True, **options)
     assert_same_posterior(stepwise.posterior(X), at_once.posterior(X), 1e-5)
 
 
