@@ -469,6 +469,15 @@ def test_a_time_axis_may_grow_past_the_budget():
     assert model.summary.inducing_points.amin() > 10  # where the stream began
 
 
+def test_a_map_that_comes_in_large_pieces_keeps_its_whole_range():
+    model = make(num_inducing=6)
+    t = torch.arange(200, dtype=torch.float64).unsqueeze(-1) / 10
+    for k, part in enumerate(t.split(20)):
+        y = torch.sin(part[:, 0]) + 3 * (k > 5)  # on a time axis, one function
+        assert float(model.update(part, y, num_steps=STEPS).forgot) == 1
+    assert int(model.memory.num_data) == 200
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_clock_is_an_input_that_only_grows_or_only_falls(sign):
     model = make(num_inducing=10)
@@ -479,15 +488,14 @@ def test_a_clock_is_an_input_that_only_grows_or_only_falls(sign):
     model.memory.replace(lost=torch.tensor(30.0).double())
     known = torch.tensor(True)
     data = Data(t[30:], torch.sin(t[30:, 0]))
-    assert outgrown(kernel, model.memory, data, known, 10) == (0, sign)
-    assert outgrown(kernel, model.memory, data, known, 9) is None  # a piece of a map
-    assert outgrown(kernel, model.memory, data, ~known, 10) is None  # far ahead: a map
+    assert outgrown(kernel, model.memory, data, known) == (0, sign)
+    assert outgrown(kernel, model.memory, data, ~known) is None  # far ahead: a map
     shuffled = Data(data.x.flip(-2), data.y)
-    assert outgrown(kernel, model.memory, shuffled, known, 10) is None
+    assert outgrown(kernel, model.memory, shuffled, known) is None
     repeated = Data(torch.cat([data.x[:-1], data.x[-2:-1]]), data.y)
-    assert outgrown(kernel, model.memory, repeated, known, 10) is None
+    assert outgrown(kernel, model.memory, repeated, known) is None
     model.memory.replace(lost=torch.tensor(0.1).double())
-    assert outgrown(kernel, model.memory, data, known, 10) is None  # points suffice
+    assert outgrown(kernel, model.memory, data, known) is None  # points suffice
     model.memory.replace(lost=torch.tensor(30.0).double())
     related = PeriodicKernel().double()  # what is old is needed
-    assert outgrown(related, model.memory, data, known, 10) is None
+    assert outgrown(related, model.memory, data, known) is None

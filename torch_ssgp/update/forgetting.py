@@ -14,7 +14,9 @@ real data a little better even where nothing changes: of every datum ``SLACK`` n
 not counted, or large batches would be full of false alarms. One datum adds at most
 ``OUTLIER`` nats, less than an alarm takes: a change needs more than one witness, an
 outlier is none. Data of which the past says little, as in a new range of inputs, are
-not heard: they cannot contradict it.
+not heard: they cannot contradict it. Nor is a time axis that comes in pieces of more
+data than there are inducing points: a map that is filled in piece by piece wants its
+whole range, and what a starved model blurs is no change.
 
 Data that are far too good to be true speak for a change as well, though no power of the
 past explains them: a scale that fell by orders of magnitude hides everything that comes
@@ -335,41 +337,50 @@ def outgrown(
     memory: Memory,
     data: Data,
     is_followed: Tensor,
-    num_inducing: int,
 ) -> Clock | None:
     """The clock of a stream that has outgrown its inducing points, if it has one.
 
-    Points that have to cover all of a time axis blur what is recent. That is what a
-    map wants, which is filled in piece by piece, each piece with more data than there
-    are points. A stream that is followed in small steps, each datum being predicted
-    from those just before it, lets go of its oldest stretch, provided that it says
-    nothing about the new data.
+    Points that have to cover all of a time axis blur what is recent. A stream that is
+    followed, each datum being predicted from those just before it, lets go of its
+    oldest stretch, provided that it says nothing about the new data.
 
     Args:
         kernel: Prior covariance.
         memory: What is remembered.
         data: New data.
         is_followed: ``(*batch,)``, whether much was known of them before.
-        num_inducing: The number of inducing points.
     """
     if int(memory.base_key):  # a branch does not mix what is kept apart
         return None
-    if data.x.size(-2) > num_inducing:  # a piece of a map
-        return None
     lost = memory.lost / memory.num_data
-    if not bool(((lost > STARVED) & is_followed).any()):
-        return None
     old = memory.compressed.points
+    if not bool(((lost > STARVED) & is_followed).any()) or old.size(-2) < 2:
+        return None
+    clock = ticking(memory, data)
+    if clock is None:
+        return None
     x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
-    if old.size(-2) < 2 or x.size(-2) < TICKS:
+    return None if _is_related(kernel, older_half(old, *clock), x) else clock
+
+
+def ticking(memory: Memory, data: Data) -> Clock | None:
+    """The input that has grown with every datum of late, or fallen, if there is one.
+
+    Args:
+        memory: What is remembered.
+        data: New data.
+    """
+    old = memory.compressed.points.to(data.x)
+    x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
+    if x.size(-2) < TICKS:
         return None
     for sign in (1, -1):
-        later = (sign * x.diff(dim=-2)).amin(-2) > 0
-        beyond = sign * (x[..., 0, :] - (sign * old.to(x)).amax(-2) * sign) >= 0
-        grows = (later & beyond).reshape(-1, x.size(-1)).all(0)
+        grows = (sign * x.diff(dim=-2)).amin(-2) > 0
+        if old.size(-2):
+            grows = grows & (sign * x[..., 0, :] >= (sign * old).amax(-2))
+        grows = grows.reshape(-1, x.size(-1)).all(0)
         if bool(grows.any()):
-            clock = Clock(int(grows.int().argmax()), sign)
-            return None if _is_related(kernel, older_half(old, *clock), x) else clock
+            return Clock(int(grows.int().argmax()), sign)
     return None
 
 
@@ -408,10 +419,12 @@ class Judged(NamedTuple):
         """Predict the new data, and decide."""
         memory, y = known.memory, data.y
         nothing = y.new_zeros(y.shape[:-1])
-        is_branch = bool(int(memory.base_key))
         is_auto = options.forgets_by_evidence
-        if options.forget is None and is_branch:  # what is merged later is kept
-            is_auto = False
+        if options.forget is None and int(memory.base_key):
+            is_auto = False  # a branch keeps what is to be merged
+        is_large = y.size(-1) > known.summary.num_inducing
+        if is_auto and is_large and ticking(memory, data) is not None:
+            is_auto = False  # the next piece of a map, which wants its whole range
         power: float | Tensor = options.power
         judgement = None
         if is_auto or options.learns_when_due:
@@ -443,11 +456,7 @@ class Judged(NamedTuple):
             if bool((power == 1).all()):
                 power = 1.0
                 clock = outgrown(
-                    known.frozen.kernel,
-                    memory,
-                    data,
-                    judgement.is_followed,
-                    known.summary.num_inducing,
+                    known.frozen.kernel, memory, data, judgement.is_followed
                 )
         return cls(power, doubt, doubted, waiting, surprise, is_surprising, clock)
 
