@@ -97,6 +97,7 @@ HOST_CHECKS = {
     "update.appending._agree": "whether the prior is that of before",
     "inducing.AdaptiveBudget.wants_points": "whether more points are needed",
     "update.forgetting.outgrown": "whether a time axis outgrew the points",
+    "update.forgetting.ticking": "whether an input grows with every datum",
     "update.flattening.flattened": "whether learning gave up the function",
     "advice._flattened": "whether to warn",
     "update.choosing.Choice.candidates": "the number of updates so far",
