@@ -179,10 +179,12 @@ def test_a_past_that_faded_fades_again_more_easily():
     assert float(left[2]) == pytest.approx(math.log(1e3))
     assert float(left[0]) == float(left[-1]) == 0
     assert torch.equal(after_fading(gain, zero + 1, odds=1e-3), gain)
-    little = judgement._replace(gain=0.2 * gain, capped=0.2 * gain)
-    doubt = decide(little, left, odds=1e-3).doubt
-    assert float(fading(little, doubt, odds=1e-3)) == POWERS[2]
-    assert float(fading(little, little.capped, odds=1e-3)) == 1
+    less = judgement._replace(gain=0.3 * gain, capped=0.3 * gain)
+    doubt = decide(less, left, odds=1e-3).doubt
+    assert float(fading(less, doubt, odds=1e-3)) == POWERS[2]
+    assert float(fading(less, less.capped, odds=1e-3)) == 1
+    none = judgement._replace(gain=0.2 * gain, capped=0.2 * gain)  # no witness
+    assert float(fading(none, doubt, odds=1e-3)) == 1
 
 
 # -- streams that change --------------------------------------------------------------
