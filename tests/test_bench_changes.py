@@ -19,21 +19,28 @@ def test_the_command_writes_rows_and_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changes, "STEPS", 3)
-    monkeypatch.setattr(changes, "QUICK", changes.Size(3, 36, 20))
+    monkeypatch.setattr(changes, "QUICK", changes.Size(3, 36, 20, {1: 3, 3: 2}, 1))
     monkeypatch.setattr(changes, "SERIES", ("RunLog",))
     quick = ["changes", "--quick", "--streams", "abrupt", "--out", str(tmp_path)]
     benchmark.main(quick)
     rows = read(tmp_path / "data" / "changes.json").rows
     tables = [row["table"] for row in rows]
-    assert [tables.count(name) for name in ("streams", "points", "sensor")] == [9, 4, 2]
+    names = ("streams", "points", "sensor", "still")
+    assert [tables.count(name) for name in names] == [9, 4, 2, 4]
     text = (tmp_path / "changes.md").read_text(encoding="utf-8")
-    for words in ("| abrupt |", "| RunLog |", "batches of 12", "these are fewer"):
+    for words in (
+        "| abrupt |",
+        "| RunLog |",
+        "batches of 12",
+        "these are fewer",
+        "false alarms",
+    ):
         assert words in text
 
     def no_run(*args: object) -> Row:
         raise AssertionError("a row that is there was run again")
 
-    for name in ("stream_row", "points_row", "sensor_row"):
+    for name in ("stream_row", "points_row", "sensor_row", "still_row"):
         monkeypatch.setattr(changes, name, no_run)
     benchmark.main(quick)
 

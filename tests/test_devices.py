@@ -517,6 +517,7 @@ def test_only_the_look_at_the_residual_grows_with_the_number_of_e_steps():
 
 def test_e_steps_wait_where_torch_checks_distributions_unless_told_not_to():
     model = started(StudentTLikelihood())
+    Distribution.set_default_validate_args(True)  # compiling elsewhere turns it off
 
     def waits_of(num_steps):
         return on_device(settle(0.0, num_steps), model, X, Y).waits

@@ -192,7 +192,8 @@ def test_a_past_that_faded_fades_again_more_easily():
 
 def test_by_default_the_evidence_decides_where_the_model_learns():
     assert UpdateOptions().forgets_by_evidence
-    assert UpdateOptions(learn_hyperparameters=3).forgets_by_evidence
+    assert UpdateOptions(learn_hyperparameters=True).forgets_by_evidence
+    assert not UpdateOptions(learn_hyperparameters=3).forgets_by_evidence
     assert not UpdateOptions(num_steps=0).forgets_by_evidence
     assert not UpdateOptions(learn_hyperparameters=False).forgets_by_evidence
     assert not UpdateOptions(forget=1.0).forgets_by_evidence

@@ -171,6 +171,8 @@ def coarsest_step(points: Tensor, eps: float) -> float | None:
     step = eps * largest.clamp_min(1e-30).log2().floor().exp2()
     extent = points.amax(0) - points.amin(0)
     is_close = extent <= 2 * points.size(0) * step  # most inputs are not
+    if eps < 1e-12:  # a constant that was computed, such as a mean, is no time
+        is_close = is_close & ~((extent > 0) & (extent <= 8 * step))
     if not bool(is_close.any()):
         return None
     values = points.sort(0).values

@@ -207,7 +207,8 @@ class StreamingGP(StreamingCore):
                 what the model expects, less where the function drifts, 0 where it
                 has changed and hyperparameters start anew. By default ``"auto"``
                 where hyperparameters are learned, and 1 where they are given or in
-                a branch: then updates equal batch inference.
+                a branch, where updates equal batch inference, or learned by every
+                k-th update only.
             change_odds: Prior odds that the stream changes at an update, for
                 ``"auto"``.
             progress: Show a progress bar.

@@ -215,9 +215,13 @@ def judge(
         # count for as many as their values are independent, (tr C)² / tr C².
         B_1 = B[..., -1, :, :]
         C = form.gram(data.x, data.x) - A_f.mT @ A_f + B_1.mT @ B_1
+        num_seen: int | Tensor = y.size(-1)
+        if seen is not None:
+            C = C.where(seen.unsqueeze(-1) & seen.unsqueeze(-2), 0)
+            num_seen = seen.sum(-1).clamp_min(1)
         trace = C.diagonal(dim1=-2, dim2=-1).sum(-1)
         independent = trace.square() / fn.squared_norm(C, (-2, -1)).clamp_min(1e-300)
-        share = (independent / y.size(-1)).clamp(0, 1).nan_to_num(1.0)
+        share = (independent / num_seen).clamp(0, 1).nan_to_num(1.0)
         log_prob = share[..., None, None] * log_prob
     gain = torch.cat([log_prob - log_prob[..., -1:, :], quiet.unsqueeze(-2)], -2)
     gain = gain.nan_to_num(0.0)

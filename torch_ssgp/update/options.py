@@ -113,7 +113,8 @@ class UpdateOptions:
     def forgets_by_evidence(self) -> bool:
         """Whether it does: where asked to, and by default where the model learns."""
         if self.forget is None:
-            return self.num_steps > 0 and bool(self.learn_hyperparameters)
+            # Every k-th update alone learns too late to tell a change from a bad start.
+            return self.num_steps > 0 and self.learn_hyperparameters in ("auto", 1)
         return self.forget == "auto"
 
     @property
