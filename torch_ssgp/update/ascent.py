@@ -24,7 +24,7 @@ CHECK_EVERY = 10  # steps between two looks at the loss: a device waits only the
 PATIENCE = 20  # steps without progress that make a plateau
 SHORTER = (0.2, 0.04)  # learning rates after one that was too large, relative to it
 TOLERANCE = 2e-5  # nats per datum that count as progress
-LEAST = 0.02  # nats that do, however few the data: less tells nothing apart
+LEAST = 0.05  # nats that do, however few the data: less tells nothing apart
 
 
 class Ascended(NamedTuple):
