@@ -19,16 +19,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from statistics import mean as average
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 
 from torch_ssgp import StreamingGP
 from torch_ssgp.update import UpdateOptions
-from workbench import hard_streams, likelihoods, streams
+from workbench import change_streams, hard_streams, likelihoods, streams
 from workbench.baselines import new_kernel, normal_scores
 from workbench.bench_cases import CASES
 from workbench.common import new_parser, positive
@@ -39,6 +41,7 @@ from workbench.running import follow
 
 NAMES = ("knob", "value", "stream", "seed")
 DEFAULT = "default"
+SENSOR_READINGS = 1800
 OPTION = "UpdateOptions"
 
 
@@ -51,12 +54,12 @@ class Knob(NamedTuple):
     Attributes:
         where: ``module.NAME``, ``module.NAME["key"]`` or ``UpdateOptions.name``.
         alternatives: Other values.
-        on: Streams that it matters on; by default all that are ordinary.
+        on: Streams that it can matter on.
     """
 
     where: str
     alternatives: tuple[Any, ...]
-    on: tuple[str, ...] = ()
+    on: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -93,29 +96,54 @@ class Knob(NamedTuple):
                 yield UpdateOptions()
 
 
+LARGE = ("audio", "revisiting")  # batches of hundreds
+SMALL = ("batches of 2", "batches of 5, sorted")
+PERIODS, LABELS, DEEP = ("weekly period",), ("labels",), ("deep kernel",)
+LEARNING = (*SMALL, *PERIODS, "revisiting", *LABELS)
+CHANGING = ("abrupt", "gradual", "noise x 3", "stationary")
+SENSOR = ("sensor",)
+
 KNOBS = (
-    Knob("torch_ssgp.models.MEMORY", (1, 3)),
-    Knob("torch_ssgp.compression.OVERFLOW", (0.0, 1.0)),
-    Knob("torch_ssgp.compression.ROUGHNESS", (2.0, 20.0)),
-    Knob("torch_ssgp.points.ALIKE", (0.0, 0.9)),
-    Knob("torch_ssgp.compression.MAX_CANDIDATES", (100, 3000)),
-    Knob("torch_ssgp.inducing.NEEDED", (0.005, 0.1)),
-    Knob("torch_ssgp.inducing.FEW", (0, 32)),
-    Knob("torch_ssgp.update.objective.KNOWN", (0.05, 0.5)),
-    Knob('torch_ssgp.update.ascent.LEARNING_RATES["adam"]', (0.02, 0.1)),
-    Knob("torch_ssgp.update.ascent.PATIENCE", (10, 40)),
-    Knob("torch_ssgp.update.ascent.TOLERANCE", (1e-5, 1e-3)),
-    Knob("torch_ssgp.update.ascent.SHORTER", ((), (0.5, 0.25))),
-    Knob("torch_ssgp.update.ascent.CHECK_EVERY", (1, 20)),
-    Knob("torch_ssgp.update.walk.GROWTH", (0.05, 1.0)),
-    Knob("torch_ssgp.update.walk.LOSS", (0.001, 0.1)),
-    Knob("torch_ssgp.update.walk.LATE", (0.0, 0.1)),
-    Knob("torch_ssgp.update.walk.SAVED", (1, 10)),
-    Knob("torch_ssgp.update.forgetting.SLACK", (0.0, 0.5)),
-    Knob("torch_ssgp.update.forgetting.QUIET", (0.01, 0.5)),
-    Knob("torch_ssgp.update.coordinates.WEIGHT", (0.05, 1.0), on=("deep kernel",)),
-    Knob("UpdateOptions.restart", (False,)),
-    Knob("UpdateOptions.learn_hyperparameters", (True,)),
+    Knob("torch_ssgp.models.MEMORY", (1, 3), (*LARGE, *SMALL, *PERIODS)),
+    Knob("torch_ssgp.compression.OVERFLOW", (0.0, 1.0), (*LARGE, *SMALL)),
+    Knob("torch_ssgp.compression.ROUGHNESS", (2.0, 20.0), (*LARGE, *SMALL, *PERIODS)),
+    Knob("torch_ssgp.compression.MAX_CANDIDATES", (200, 3000), LARGE),
+    Knob("torch_ssgp.points.ALIKE", (0.0, 0.9), (*LARGE, *SMALL)),
+    Knob("torch_ssgp.inducing.NEEDED", (0.005, 0.1), (*SMALL, *SENSOR)),
+    Knob("torch_ssgp.inducing.FEW", (0, 32), (*SMALL, *SENSOR)),
+    Knob("torch_ssgp.update.initialization.LENGTHSCALES", ((0.3,),), LEARNING),
+    Knob("torch_ssgp.update.initialization.NOISES", ((0.03,),), LEARNING),
+    Knob("torch_ssgp.update.initialization.SUBSET", (50, 400), ("revisiting",)),
+    Knob("torch_ssgp.update.site_initialization.LENGTHSCALES", ((0.15,),), LABELS),
+    Knob("torch_ssgp.update.site_initialization.NOISES", ((0.03,),), LABELS),
+    Knob("torch_ssgp.update.sites.SECANT_LENGTH", (0.5, 5.0), LABELS),
+    Knob("torch_ssgp.update.objective.KNOWN", (0.05, 0.5), SMALL),
+    Knob('torch_ssgp.update.ascent.LEARNING_RATES["adam"]', (0.02, 0.1), LEARNING),
+    Knob("torch_ssgp.update.ascent.PATIENCE", (10, 40), LEARNING),
+    Knob("torch_ssgp.update.ascent.TOLERANCE", (1e-5, 1e-3), (*LEARNING, "audio")),
+    Knob("torch_ssgp.update.ascent.LEAST", (0.0, 0.5), (*SMALL, *LABELS)),
+    Knob("torch_ssgp.update.ascent.SHORTER", ((), (0.5, 0.25)), LEARNING),
+    Knob("torch_ssgp.update.ascent.CHECK_EVERY", (1, 20), SMALL),
+    Knob("torch_ssgp.update.walk.GROWTH", (0.05, 1.0), (*LEARNING, "audio")),
+    Knob("torch_ssgp.update.walk.LOSS", (0.001, 0.1), (*SMALL, "audio", *SENSOR)),
+    Knob("torch_ssgp.update.walk.LATE", (0.0, 0.1), (*SMALL, *SENSOR)),
+    Knob("torch_ssgp.update.walk.SAVED", (1, 10), (*LEARNING, "audio")),
+    Knob("torch_ssgp.update.coordinates.WEIGHT", (0.05, 1.0), DEEP),
+    Knob("torch_ssgp.update.forgetting.SLACK", (0.0, 0.5), CHANGING),
+    Knob("torch_ssgp.update.forgetting.QUIET", (0.01, 0.5), ("scale down",)),
+    Knob("torch_ssgp.update.forgetting.ANEW", (0.1, 0.85), CHANGING),
+    Knob("torch_ssgp.update.forgetting.OUTLIER", (2.3, 100.0), CHANGING),
+    Knob("torch_ssgp.update.forgetting.WITNESS", (0.5, 6.0), CHANGING),
+    Knob("torch_ssgp.update.forgetting.FADING", (0.5, 1.0), CHANGING),
+    Knob("torch_ssgp.update.forgetting.SURPRISING", (2.0, 8.0), CHANGING),
+    Knob("torch_ssgp.update.forgetting.FOLLOWED", (0.0, 0.9), (*CHANGING, *SENSOR)),
+    Knob("torch_ssgp.update.forgetting.STARVED", (0.001, 0.1), SENSOR),
+    Knob("torch_ssgp.update.forgetting.UNRELATED", (0.0001, 0.3), SENSOR),
+    Knob("torch_ssgp.update.forgetting.TICKS", (2, 20), SENSOR),
+    Knob("UpdateOptions.change_odds", (1e-5, 1e-1), CHANGING),
+    Knob("UpdateOptions.forget", (1.0,), (*CHANGING, *SENSOR)),
+    Knob("UpdateOptions.restart", (False,), (*LEARNING, "abrupt")),
+    Knob("UpdateOptions.learn_hyperparameters", (True,), (*LEARNING, "audio")),
 )
 
 
@@ -123,12 +151,22 @@ KNOBS = (
 
 
 class Task(NamedTuple):
-    """A new model, the batches it gets, and the test set it is judged by."""
+    """A new model, the batches it gets, and what it is judged by.
+
+    Attributes:
+        model: It learns.
+        batches: Inputs and targets.
+        x_test: Test set; ``None`` where every batch is predicted before it is learned.
+        y_test: Its targets.
+    """
 
     model: StreamingGP
     batches: list[tuple[Tensor, Tensor]]
-    x_test: Tensor
-    y_test: Tensor
+    x_test: Tensor | None = None
+    y_test: Tensor | None = None
+
+
+SCORES = ("RMSE", "MLL")
 
 
 def _case(name: str, seed: int) -> Task:
@@ -172,8 +210,26 @@ def _deep(seed: int) -> Task:
     return Task(model, batches, x_test, _noisy(seed, f_test))
 
 
+def _changing(name: str, seed: int) -> Task:
+    stream = change_streams.make(name, 30, 20, seed)
+    model = StreamingGP(new_kernel(stream.x.size(-1)), num_inducing=30).double()
+    return Task(model, [(x, y) for x, y, _ in stream.batches()])
+
+
+def _scale_down(seed: int) -> Task:
+    task = _changing("stationary", seed)
+    loud = [(x, 1e3 * y) for x, y in task.batches[:15]]
+    x, y = (torch.cat(part) for part in zip(*task.batches[25:], strict=True))
+    return Task(task.model, loud + task.batches[15:25], x, y)
+
+
+def _sensor(seed: int) -> Task:
+    t, y = change_streams.sensor(SENSOR_READINGS)
+    model = StreamingGP(ScaleKernel(MaternKernel()), num_inducing=30).double()
+    return Task(model, streams.split_rows(t, y, 12, 12))
+
+
 STREAMS: dict[str, Callable[[int], Task]] = {
-    "pseudo-periodic": partial(_case, "pseudo-periodic M=100"),
     "audio": partial(_case, "audio M=100"),
     "revisiting": partial(_case, "revisiting"),
     "weekly period": _weekly,
@@ -181,40 +237,48 @@ STREAMS: dict[str, Callable[[int], Task]] = {
     "batches of 5, sorted": partial(_small, 5, "sorted"),
     "labels": _labels,
     "deep kernel": _deep,
+    **{name: partial(_changing, name) for name in CHANGING},
+    "scale down": _scale_down,
+    "sensor": _sensor,
 }
-SPECIAL = ("deep kernel",)  # where most constants do not matter
 
 
 @torch.no_grad()
-def judged(task: Task) -> Row:
+def judged(model: StreamingGP, x: Tensor, y: Tensor) -> Row:
     """RMSE and mean log-likelihood; of labels, those of their probabilities."""
-    parts = [task.model.predict(x) for x in task.x_test.split(1_000)]
-    if isinstance(task.model.likelihood, BernoulliLikelihood):
+    parts = [model.predict(part) for part in x.split(1_000)]
+    if isinstance(model.likelihood, BernoulliLikelihood):
         p = torch.cat([part.probs for part in parts])
         labels = torch.distributions.Bernoulli(p)
         return {
-            "RMSE": (p - task.y_test).square().mean().sqrt().item(),
-            "MLL": labels.log_prob(task.y_test).mean().item(),
+            "RMSE": (p - y).square().mean().sqrt().item(),
+            "MLL": labels.log_prob(y).mean().item(),
         }
     mean, variance = (
         torch.cat([getattr(part, name) for part in parts])
         for name in ("mean", "variance")
     )
-    return normal_scores(mean, variance, task.y_test)
+    return normal_scores(mean, variance, y)
 
 
 def run_one(knob: Knob | None, value: Any, stream: str, seed: int) -> Row:
     """One stream with one constant changed; ``None`` for the default."""
 
     def under(options: UpdateOptions) -> Row:
-        task = STREAMS[stream](seed)
-        model = task.model
+        model, batches, x_test, y_test = STREAMS[stream](seed)
+        ahead: list[Row] = []
 
         def update(x: Tensor, y: Tensor) -> Any:
+            if x_test is None and not model.summary.is_empty:
+                ahead.append(judged(model, x, y))
             return model.learn_from(model.check_data(x, y, None), options)
 
-        run = follow(update, task.batches)
-        return {**judged(task), **run.row()}
+        run = follow(update, batches)
+        if x_test is None:
+            found = {name: average(row[name] for row in ahead) for name in SCORES}
+        else:
+            found = judged(model, x_test, y_test)
+        return {**found, **run.row()}
 
     if knob is None:
         return under(UpdateOptions())
@@ -257,11 +321,7 @@ def run(
     ]
     jobs = {}
     for stream in places:
-        here = [
-            knob
-            for knob in chosen
-            if stream in (knob.on or [name for name in STREAMS if name not in SPECIAL])
-        ]
+        here = [knob for knob in chosen if stream in knob.on]
         for seed in range(num_seeds if here else 0):
             jobs[DEFAULT, "", stream, seed] = partial(run_one, None, None, stream, seed)
             for knob in here:
@@ -277,7 +337,7 @@ def lines(rows: list[Row], defaults: Row) -> list[Row]:
 
     Ratios of RMSE are medians over seeds, stream by stream; the last columns are the
     worst difference of the log-likelihood and the median ratio of processor time over
-    all streams.
+    the streams of the line.
 
     Args:
         rows: What :func:`run` wrote.
@@ -290,21 +350,22 @@ def lines(rows: list[Row], defaults: Row) -> list[Row]:
         if row["knob"] != DEFAULT and default is not None:
             groups.setdefault((row["knob"], row["value"]), []).append((row, default))
     order = list(defaults)
-    shown = [name for name in STREAMS if any(place == name for place, _ in base)]
     result = []
     for (knob, value), pairs in sorted(
         groups.items(), key=lambda group: order.index(group[0][0])
     ):
         ratios = {
             name: [a["RMSE"] / b["RMSE"] for a, b in pairs if a["stream"] == name]
-            for name in shown
+            for name in dict.fromkeys(a["stream"] for a, _ in pairs)
         }
         result.append(
             {
                 "constant": f"`{knob}`",
                 "default": f"`{defaults[knob]}`",
                 "instead": f"`{value}`",
-                **{n: f"{median(v):.3f}" if v else "–" for n, v in ratios.items()},
+                "RMSE / default": ", ".join(
+                    f"{name} {median(each):.3f}" for name, each in ratios.items()
+                ),
                 "worst MLL": f"{min(a['MLL'] - b['MLL'] for a, b in pairs):+.3f}",
                 "CPU": f"{median([_cpu(a) / _cpu(b) for a, b in pairs]):.2f}",
                 "failures": sum(bool(row["failure"]) for row, _ in pairs),

@@ -149,10 +149,11 @@ def ablation_section() -> str:
         "## Constants",
         f"Written by `scripts/benchmark.py ablation` ({made_with(read(path))}): "
         "constants and options of the package, one at a time, with another value than "
-        "the default. Columns of streams are ratios of the RMSE to that with defaults, "
-        "above 1 where the default is better. Then the worst difference of the mean "
-        "log-likelihood over all streams, below 0 where the default is better, and the "
-        "median ratio of processor time.",
+        "the default, on the streams that they can matter on. Ratios are those of the "
+        "RMSE to that with defaults, above 1 where the default is better. Then the "
+        "worst difference of the mean log-likelihood over these streams, below 0 where "
+        "the default is better, and the median ratio of processor time. Streams that "
+        "change, and the sensor, are predicted batch by batch before they are learned.",
         ablation.section(path),
     )
 

@@ -23,13 +23,7 @@ from torch_ssgp.memory import Data
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update import forgetting
 from torch_ssgp.update.ascent import maximize
-from torch_ssgp.update.forgetting import (
-    ANEW,
-    Judged,
-    after_fading,
-    fading,
-    judge,
-)
+from torch_ssgp.update.forgetting import Judged, after_fading, fading, judge
 from torch_ssgp.update.objective import Objective, Prior
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Learned, Limits
@@ -52,7 +46,7 @@ def update_with(
     if not bool(alarm.any()):
         return Update(known, data, options, limits, judged).run()
     assert isinstance(judged.power, Tensor)
-    kept = torch.where(judged.power < ANEW, 1.0, judged.power)
+    kept = torch.where(judged.power < forgetting.ANEW, 1.0, judged.power)
     # One function for all data, or a new one for those that came since the doubt. If
     # the first is better the doubt stays, and is settled when it has doubled.
     num_free = sum(p.numel() for p in known.prior.parameters() if p.requires_grad)
