@@ -24,6 +24,7 @@ from torch_ssgp.update.forgetting import (
     POWERS,
     QUIET,
     SLACK,
+    WITNESS,
     Judgement,
     after_fading,
     decide,
@@ -104,11 +105,12 @@ def test_an_alarm_takes_the_log_odds_and_more_than_one_witness():
         return Judgement(gains[1], gains[0], zero, zero > 0, zero + 1)
 
     one = decide(judged(OUTLIER, 200.0), nothing, odds=1e-3)
-    assert float(one.power) == 1  # an outlier, whatever its size
+    assert not one.alarm  # an outlier, whatever its size
     two = decide(judged(OUTLIER, 200.0), one.doubt, odds=1e-3)
-    assert float(two.power) == 0
+    assert two.alarm
     bold = decide(judged(OUTLIER, 200.0), nothing, odds=0.1)
-    assert float(bold.power) == 0
+    assert bold.alarm
+    assert {float(each.power) for each in (one, two, bold)} == {1.0}
     assert float(decide(judged(-20.0, -20.0), one.doubt, odds=1e-3).doubt.max()) == 0
 
 
@@ -164,27 +166,66 @@ def test_what_a_model_not_quite_right_loses_is_not_counted():
     )
     torch.testing.assert_close(few.convincing, capped - 5 * SLACK)
     nothing = torch.zeros(0).double()
-    assert float(decide(few, nothing, odds=1e-3).power) < 1
-    assert float(decide(many, nothing, odds=1e-3).power) == 1
+    assert decide(few, nothing, odds=1e-3).alarm
+    assert not decide(many, nothing, odds=1e-3).alarm
 
 
-def test_a_past_that_faded_fades_again_more_easily():
+def test_the_past_fades_where_the_data_at_hand_bear_witness():
     zero = torch.zeros(()).double()
     gain = torch.zeros(len(POWERS) + 1).double()
     gain[2], gain[0], gain[-1] = 9.0, 20.0, 20.0
     judgement = Judgement(gain, gain, zero, zero > 0, zero + 1)
-    power = fading(judgement, gain, odds=1e-3)
-    assert float(power) == POWERS[2]  # no beginning, whatever it gains
-    left = after_fading(gain, power, odds=1e-3)
-    assert float(left[2]) == pytest.approx(math.log(1e3))
+    assert float(fading(judgement, gain, odds=1e-3)) == POWERS[2]  # no beginning
+    assert float(fading(judgement, 0.3 * gain, odds=1e-3)) == 1  # too little in all
+    less = judgement._replace(gain=0.2 * gain, capped=0.2 * gain)  # no witness
+    assert float(fading(less, gain, odds=1e-3)) == 1
+    left = after_fading(gain, zero == 0)
+    assert float(left[2]) == pytest.approx(WITNESS)
     assert float(left[0]) == float(left[-1]) == 0
-    assert torch.equal(after_fading(gain, zero + 1, odds=1e-3), gain)
-    less = judgement._replace(gain=0.3 * gain, capped=0.3 * gain)
-    doubt = decide(less, left, odds=1e-3).doubt
-    assert float(fading(less, doubt, odds=1e-3)) == POWERS[2]
-    assert float(fading(less, less.capped, odds=1e-3)) == 1
-    none = judgement._replace(gain=0.2 * gain, capped=0.2 * gain)  # no witness
-    assert float(fading(none, doubt, odds=1e-3)) == 1
+    assert torch.equal(after_fading(gain, zero > 0), gain)
+
+
+def test_a_drift_goes_on_until_the_evidence_is_against_it():
+    zero = torch.zeros(()).double()
+    drifts, many = zero == 0, 20
+    gain = torch.zeros(len(POWERS) + 1).double()
+    gain[2], gain[3], gain[0] = 0.5, 0.2, -8.0  # less than is not counted otherwise
+    step = Judgement(gain, gain, zero, zero > 0, zero + 1, many)
+    start = torch.zeros_like(gain)
+    start[2] = math.log(1e3)
+    assert 0.5 < SLACK * many
+    still = decide(step, start, 1e-3)
+    assert float(still.power) == 1 and not still.drifts
+    doubt, state = start, drifts
+    for _ in range(20):
+        power, alarm, doubt, state = decide(step, doubt, 1e-3, state)
+        assert float(power) == POWERS[2] and bool(state) and not alarm
+    over = step._replace(gain=-gain.abs(), capped=-gain.abs())
+    powers = []
+    for _ in range(20):
+        power, alarm, doubt, state = decide(over, doubt, 1e-3, state)
+        powers.append(float(power))
+    assert powers[-1] == 1 and not state and not alarm
+    unheard = decide(step._replace(explained=zero), doubt, 1e-3, drifts)
+    assert float(unheard.power) == 1 and unheard.drifts  # nothing was heard of it
+    other = step._replace(gain=gain + 0, capped=gain + 0)
+    other.gain[0] = other.capped[0] = 20.0
+    assert decide(other, doubt, 1e-3, drifts).alarm  # a drift may end in a change
+
+
+def test_labels_that_arrive_class_by_class_are_no_change():
+    model = StreamingGP(
+        ScaleKernel(RBFKernel()), likelihood=BernoulliLikelihood(), num_inducing=15
+    ).double()
+    x = torch.linspace(0, 6, 160).double().unsqueeze(-1)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    labels = (torch.sin(x.squeeze(-1)) > 0).double()
+    order = order[labels[order].argsort(stable=True)]
+    for rows in order.split(16):
+        result = model.update(x[rows], labels[rows], num_steps=STEPS)
+        assert float(result.forgot) == 1
+    wrong = (model(x).mean > 0) != (labels > 0)
+    assert float(wrong.double().mean()) < 0.1
 
 
 # -- streams that change --------------------------------------------------------------

@@ -17,7 +17,7 @@ from gpytorch.likelihoods import (
 
 from torch_ssgp import MultiOutputGP, StreamingGP, exceptions
 from torch_ssgp.update import UpdateOptions, initialization
-from torch_ssgp.update.forgetting import Judgement, decide, judge
+from torch_ssgp.update.forgetting import POWERS, Judgement, decide, judge
 
 THREE = torch.Size([3])
 Z = torch.linspace(0, 6, 8, dtype=torch.float64).unsqueeze(-1)
@@ -211,8 +211,8 @@ def test_what_is_missing_is_neither_surprising_nor_a_reason_to_forget(likelihood
 
 
 def test_doubt_waits_for_the_next_reading():
-    nothing = torch.zeros(2, 10)
-    loud = torch.full((2, 10), 50.0)
+    nothing = torch.zeros(2, len(POWERS) + 1)
+    loud = torch.full_like(nothing, 50.0)
     judgement = Judgement(
         nothing,
         nothing,
@@ -220,8 +220,8 @@ def test_doubt_waits_for_the_next_reading():
         nothing[:, 0] > 0,
         explained=torch.tensor([1.0, 0.0]),
     )
-    power, doubt = decide(judgement, loud, 1e-3)
-    assert power[1] == 1 and power[0] < 1
+    _, alarm, doubt, _ = decide(judgement, loud, 1e-3)
+    assert alarm.tolist() == [True, False]
     assert (doubt[1] == 50).all() and (doubt[0] < 50).all()
 
 

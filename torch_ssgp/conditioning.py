@@ -124,6 +124,7 @@ def _memory_with(
         doubt=core.memory.doubt.expand(*batch, -1),
         doubted=core.memory.doubted,
         waiting=core.memory.waiting,
+        drifts=core.memory.drifts.expand(batch),
         **no_base(past.rho),
     )
     return memory

@@ -121,6 +121,7 @@ class Memory(Buffers):
             power of forgetting; see :mod:`torch_ssgp.update.forgetting`.
         doubted: ``()``, data that came since there is a doubt.
         waiting: ``()``, data until a new beginning may be tried again.
+        drifts: ``(*batch,)``, whether the stream drifts: its past fades.
         base_key: ``()``, names the model that a branch continues, see
             :func:`torch_ssgp.branch`; zero where the memory is no branch. What that
             model knew is kept apart from what was added, and never mixed with it:
@@ -152,6 +153,7 @@ class Memory(Buffers):
         "doubt": "q",
         "doubted": "",
         "waiting": "",
+        "drifts": "",
         "base_key": "",
         "base_rows": "",
         "base_raw": "",
@@ -186,17 +188,23 @@ class Memory(Buffers):
         for name, value in empty.items():
             self.register_buffer(name, value.double())
         self.register_buffer("shared_noise", torch.tensor(False))
+        self.register_buffer("drifts", torch.zeros(batch_shape, dtype=torch.bool))
         for name, value in no_base(self.offset).items():
             self.register_buffer(name, value)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """A state saved before branches existed is none, and waits for nothing."""
+        """A state saved before branches existed is none, and waits for nothing.
+
+        Nor does it drift.
+        """
         if prefix + "doubted" in state_dict:
             nothing = torch.zeros_like(state_dict[prefix + "doubted"])
             state_dict.setdefault(prefix + "waiting", nothing)
-            for name, value in no_base(state_dict[prefix + "offset"]).items():
+            offset = state_dict[prefix + "offset"]
+            state_dict.setdefault(prefix + "drifts", torch.zeros_like(offset) > 0)
+            for name, value in no_base(offset).items():
                 state_dict.setdefault(prefix + name, value)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
@@ -345,6 +353,7 @@ def memory_of(summary: dict[str, Tensor]) -> dict[str, Tensor]:
         "doubt": past.rho.new_zeros(*past.rho.shape, 0),
         "doubted": torch.zeros_like(past.n),
         "waiting": torch.zeros_like(past.n),
+        "drifts": torch.zeros_like(past.rho) > 0,
         **no_base(past.rho),
     }
 

@@ -46,7 +46,7 @@ from torch_ssgp.compression import first_of_each, older_half
 from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.kernels import Form
-from torch_ssgp.memory import Data, Memory
+from torch_ssgp.memory import Data, Memory, extremes
 from torch_ssgp.modules import (
     form_of,
     inducing_gram,
@@ -71,6 +71,7 @@ STARVED = 0.01  # nats per datum that inducing points lose when a stream outgrew
 FOLLOWED = 0.5  # share of the variance of new data that is known where one follows
 UNRELATED = 0.01  # correlation below which the past says nothing about new data
 TICKS = 4  # data in order that make an input a clock
+LIKELY = math.log(2)  # nats for a drift that make it go on: it is likelier than not
 FADING = 0.9  # what is left of old evidence for a drift after an update
 
 
@@ -249,34 +250,58 @@ class Verdict(NamedTuple):
     """What to do with the past.
 
     Attributes:
-        power: ``(*batch,)``, what its likelihood is to be raised to.
+        power: ``(*batch,)``, what its likelihood is to be raised to, if it is kept.
+        alarm: ``(*batch,)``, which streams seem to begin anew.
         doubt: ``(*batch, q)``, evidence for a change after these data.
+        drifts: ``(*batch,)``, which streams drift.
     """
 
     power: Tensor
+    alarm: Tensor
     doubt: Tensor
+    drifts: Tensor
 
 
-def decide(judgement: Judgement, doubt: Tensor, odds: float) -> Verdict:
+def decide(
+    judgement: Judgement, doubt: Tensor, odds: float, drifts: Tensor | None = None
+) -> Verdict:
     """Add new evidence to the old, and see whether it suffices.
+
+    A stream that drifts goes on drifting until the evidence is against it. Evidence is
+    then counted in full: the steps of a drift are smaller than what a model that is not
+    quite right may lose, but all of one sign.
 
     Args:
         judgement: What new data say.
         doubt: ``(*batch, q)``, evidence so far, or of another size if there is none.
         odds: Prior odds of a change per update.
+        drifts: ``(*batch,)``, which streams have drifted so far; ``None``: none.
     """
     if doubt.size(-1) != judgement.capped.size(-1):
         doubt = torch.zeros_like(judgement.capped)
-    before, doubt = doubt, (FADING * doubt + judgement.convincing).clamp_min(0)
+    if drifts is None:
+        drifts = torch.zeros_like(judgement.surprise, dtype=torch.bool)
+    powers = torch.tensor([*POWERS, 0.0], dtype=doubt.dtype, device=doubt.device)
+    is_drift = (powers > 0) & (powers < 1)
+    new = judgement.convincing
+    new = torch.where(drifts.unsqueeze(-1) & is_drift, judgement.capped, new)
+    before, doubt = doubt, (FADING * doubt + new).clamp_min(0)
+    # However long a drift was confirmed, it must be possible to see that it is over.
+    excess = (doubt[..., 1:-2].amax(-1, keepdim=True) + math.log(odds)).clamp_min(0)
+    excess = torch.where(drifts.unsqueeze(-1) & is_drift, excess, 0.0)
+    doubt = (doubt - excess).clamp_min(0)
     # The cap is for the alarm; which power is the best, all that was gained decides.
     score = doubt + (judgement.gain - judgement.capped)
-    score = torch.where(doubt > -math.log(odds), score, -torch.inf)
-    best, index = score.max(-1)
-    powers = torch.tensor([*POWERS, 0.0], dtype=doubt.dtype, device=doubt.device)
+    enough = torch.where(drifts.unsqueeze(-1) & is_drift, LIKELY, -math.log(odds))
+    best, index = torch.where(doubt > enough, score, -torch.inf).max(-1)
     power = torch.where(best > -torch.inf, powers.take(index), 1.0)
+    # In a drift small powers are part of it; else they stand for a beginning.
+    alarm = torch.where(drifts, power == 0, power < ANEW)
     is_heard = judgement.is_followed
     doubt = torch.where(is_heard.unsqueeze(-1), doubt, before)
-    return Verdict(torch.where(is_heard, power, 1.0), doubt)
+    power = torch.where(alarm | ~is_heard, 1.0, power)
+    drifts = torch.where(is_heard, power < 1, drifts)
+    return Verdict(power, alarm & is_heard, doubt, drifts)
 
 
 def of_beginning(doubt: Tensor) -> Tensor:
@@ -308,20 +333,38 @@ def fading(judgement: Judgement, doubt: Tensor, odds: float) -> Tensor:
     return torch.where(is_heard, powers.take(index), 1.0)
 
 
-def after_fading(doubt: Tensor, power: Tensor, odds: float) -> Tensor:
-    """Evidence that is left where the past has faded.
+def after_fading(doubt: Tensor, began: Tensor) -> Tensor:
+    """Evidence that is left where a drift has begun.
 
-    What drifts goes on drifting: little more is needed to fade again. That it might
-    have begun anew is another question, and open again.
+    As much as makes a witness: the data to come have to confirm it. That the stream
+    has begun anew is another question, and open again.
 
     Args:
         doubt: ``(*batch, q)``, evidence for a change.
-        power: ``(*batch,)``, what the past was raised to.
-        odds: Prior odds of a change per update.
+        began: ``(*batch,)``, which streams have begun to drift.
     """
-    left = doubt.clamp_max(-math.log(odds))
+    excess = (doubt[..., 1:-2].amax(-1, keepdim=True) - WITNESS).clamp_min(0)
+    left = (doubt - excess).clamp_min(0)
     left[..., 0] = left[..., -1] = 0.0
-    return torch.where(power.unsqueeze(-1) < 1, left, doubt)
+    return torch.where(began.unsqueeze(-1), left, doubt)
+
+
+def has_all_classes(memory: Memory, data: Data, count: int) -> Tensor:
+    """``(*batch,)``, whether the last labels have the classes of all before.
+
+    Labels that arrive class by class contradict all that was known, and change
+    nothing. Of several classes the first and the last stand for all.
+
+    Args:
+        memory: What is remembered.
+        data: New labels.
+        count: How many labels to look at, the new ones included.
+    """
+    num_old = min(count - data.y.size(-1), memory.num_raw)
+    old = Data(memory.raw_x, memory.y, None, memory.weight)
+    old = old.narrow(memory.num_raw - num_old, num_old)
+    recent = extremes(extremes(data.y[..., :0], old).to(data.y), data)
+    return (recent == extremes(memory.extremes.to(data.y), data)).all(-1)
 
 
 class Clock(NamedTuple):
@@ -400,6 +443,8 @@ class Judged(NamedTuple):
 
     Attributes:
         power: One number or ``(*batch,)``, what the past is to be raised to.
+        alarm: ``(*batch,)``, which streams seem to begin anew.
+        drifts: ``(*batch,)``, which streams drift.
         doubt: ``(*batch, q)``, evidence for a change so far.
         doubted: Data that came since there is a doubt, the new ones included.
         waiting: Data until a new beginning may be tried again.
@@ -409,6 +454,8 @@ class Judged(NamedTuple):
     """
 
     power: float | Tensor
+    alarm: Tensor
+    drifts: Tensor
     doubt: Tensor
     doubted: float
     waiting: float
@@ -423,6 +470,7 @@ class Judged(NamedTuple):
         """Predict the new data, and decide."""
         memory, y = known.memory, data.y
         nothing = y.new_zeros(y.shape[:-1])
+        none, drifts = nothing > 0, memory.drifts.expand(nothing.shape)
         is_auto = options.forgets_by_evidence
         if options.forget is None and int(memory.base_key):
             is_auto = False  # a branch keeps what is to be merged
@@ -438,42 +486,49 @@ class Judged(NamedTuple):
                     known.frozen, known.summary, data, limits.jitter, powers
                 )
         if judgement is None:
-            return cls(power, memory.doubt, 0.0, 0.0, nothing, nothing > 0)
+            return cls(power, none, drifts, memory.doubt, 0.0, 0.0, nothing, none)
         surprise, is_surprising = judgement.surprise, judgement.is_surprising
-        doubt, doubted, waiting, clock = memory.doubt.to(y), 0.0, 0.0, None
-        if is_auto:
-            is_old = bool((of_beginning(doubt) > WITNESS).any())  # doubt of before
-            power, doubt = decide(judgement, doubt, options.change_odds)
-            if options.num_steps:
-                # No power explains data of another scale: let learning try both.
-                is_strange = is_surprising & judgement.is_followed
-                power = torch.where(is_strange, 0.0, power)
-            doubted = is_old * float(memory.doubted) + y.size(-1)
-            waiting = max(float(memory.waiting) - y.size(-1), 0.0)
-            if waiting:
-                # A beginning lost against the past, which may only fade.
-                odds = options.change_odds
-                faded = fading(judgement, doubt, odds)
-                power = torch.where((power < ANEW) | is_surprising, faded, power)
-                doubt = after_fading(doubt, power, odds)
-                is_surprising = torch.zeros_like(is_surprising)
-            if bool((power == 1).all()):
-                power = 1.0
-                clock = outgrown(
-                    known.frozen.kernel, memory, data, judgement.is_followed
-                )
-        return cls(power, doubt, doubted, waiting, surprise, is_surprising, clock)
+        if not is_auto:
+            doubt = memory.doubt.to(y)
+            return cls(power, none, drifts, doubt, 0.0, 0.0, surprise, is_surprising)
+        odds, doubt = options.change_odds, memory.doubt.to(y)
+        is_old = bool((of_beginning(doubt) > WITNESS).any())  # doubt of before
+        drifted = drifts
+        power, alarm, doubt, drifts = decide(judgement, doubt, odds, drifts)
+        if options.num_steps:
+            # No power explains data of another scale: let learning try both.
+            alarm = alarm | (is_surprising & (judgement.is_followed | (power < 1)))
+        doubted = is_old * float(memory.doubted) + y.size(-1)
+        if likelihoods.takes_labels(known.prior.likelihood):
+            is_told = has_all_classes(memory, data, int(doubted))
+            alarm, drifts = alarm & is_told, drifts & is_told
+            power = torch.where(is_told, power, 1.0)
+        waiting = max(float(memory.waiting) - y.size(-1), 0.0)
+        if waiting:
+            # A beginning lost against the past, which may only fade.
+            faded = fading(judgement, doubt, odds)
+            power = torch.where(alarm & ~drifts, faded, power)
+            drifts, alarm = power < 1, none
+            is_surprising = none
+        doubt = after_fading(doubt, drifts & ~drifted & ~alarm)
+        clock = None
+        if not bool((alarm | (power < 1)).any()):
+            power = 1.0
+            clock = outgrown(known.frozen.kernel, memory, data, judgement.is_followed)
+        return cls(
+            power,
+            alarm,
+            drifts,
+            doubt,
+            doubted,
+            waiting,
+            surprise,
+            is_surprising,
+            clock,
+        )
 
     @property
     def is_doubtful(self) -> bool:
         """Whether to wait for more witnesses before anything is learned."""
-        return bool((of_beginning(self.doubt) > WITNESS).any())
-
-    @property
-    def alarm(self) -> Tensor:
-        """``(*batch,)``, which streams seem to begin anew."""
-        if not isinstance(self.power, Tensor):
-            return torch.zeros_like(self.is_surprising)
-        if self.waiting:
-            return torch.zeros_like(self.is_surprising)
-        return (self.power < ANEW) | ((self.power < 1) & self.is_surprising)
+        is_doubtful = (of_beginning(self.doubt) > WITNESS) & ~self.drifts
+        return bool(is_doubtful.any())

@@ -350,8 +350,8 @@ class SiteObjective(Objective):
 
     @torch.no_grad()
     def as_lasting(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
-        """Rows of secants for classes, which often arrive one after the other."""
-        if not self.coupled:
+        """Rows of secants for labels, whose classes may arrive one after the other."""
+        if not likelihoods.takes_labels(self.likelihood):
             return data
         rows = basis(prior, self.past)
         assert self.sites is not None

@@ -45,8 +45,7 @@ def update_with(
     alarm = judged.alarm
     if not bool(alarm.any()):
         return Update(known, data, options, limits, judged).run()
-    assert isinstance(judged.power, Tensor)
-    kept = torch.where(judged.power < forgetting.ANEW, 1.0, judged.power)
+    kept = torch.as_tensor(judged.power).to(data.y).expand(alarm.shape)
     # One function for all data, or a new one for those that came since the doubt. If
     # the first is better the doubt stays, and is settled when it has doubled.
     num_free = sum(p.numel() for p in known.prior.parameters() if p.requires_grad)
@@ -60,7 +59,8 @@ def update_with(
         change = alarm
     else:
         begin = judged._replace(
-            power=torch.where(alarm, 0.0, judged.power),
+            power=torch.where(alarm, 0.0, kept),
+            drifts=judged.drifts & ~alarm,
             doubt=torch.where(alarm.unsqueeze(-1), 0.0, judged.doubt),
             doubted=0.0,
             waiting=0.0,
@@ -84,6 +84,7 @@ def update_with(
         return fade(together, joint, calm)
     settled = judged._replace(
         power=torch.where(change, 0.0, kept),
+        drifts=judged.drifts & ~change,
         doubt=torch.where(change.unsqueeze(-1), 0.0, judged.doubt),
     )
     mixed = Update(known, data, options, limits, settled, must_learn=True)
@@ -131,8 +132,9 @@ def fade(together: Update, joint: Learned, judged: Judged) -> Learned:
     power = fading(judgement, judged.doubt, options.change_odds)
     if bool((power >= torch.as_tensor(judged.power)).all()):
         return joint
-    doubt = after_fading(judged.doubt, power, options.change_odds)
-    faded = judged._replace(power=power, doubt=doubt)
+    drifts = judged.drifts | (power < 1)
+    doubt = after_fading(judged.doubt, drifts & ~judged.drifts)
+    faded = judged._replace(power=power, drifts=drifts, doubt=doubt)
     silent = replace(options, callback=None, progress=False)
     return Update(known, data, silent, limits, faded, must_learn=True).run()
 

@@ -157,6 +157,7 @@ class Update:
             "doubt": stored(judged.doubt),
             "doubted": torch.full_like(started_at, judged.doubted),
             "waiting": torch.full_like(started_at, judged.waiting),
+            "drifts": stored(judged.drifts),
         }
         power = torch.as_tensor(judged.power, dtype=learned.bound.dtype)
         if judged.clock is not None:
