@@ -116,8 +116,8 @@ def section(file: Contents) -> str:
             f"median of {file.header['repeats']} turns of {CALLS} calls, processor "
             "time). One row is "
             f"{min(single):.1f} to {max(single):.1f} times faster than through the "
-            f"model, at least {BAR} times in {reached} of {len(single)} cases: what a "
-            "row costs is the number of operations that are started.",
+            f"model, at least {BAR} times in {reached} of {len(single)} cases. The "
+            "cost of one row is the overhead of starting its operations.",
             markdown(file.rows),
         )
     )
