@@ -1,8 +1,8 @@
-"""Months of a sensor, reading by reading: gaps, a drift, a re-calibration.
+"""Months of sensor data, reading by reading: gaps, a drift, a recalibration.
 
-Nothing is tuned: ``forget="auto"`` lets old stretches go as time grows past the
-inducing points, and begins anew where the sensor was calibrated. Run ``python
-examples/sensor.py``: prints a table, saves out/sensor.png.
+Nothing is tuned. ``forget="auto"`` drops old stretches as the time axis outgrows the
+inducing points, and starts over after the recalibration. Run
+``python examples/sensor.py``: it prints a table and saves out/sensor.png.
 """
 
 from __future__ import annotations
@@ -184,9 +184,28 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--days", type=float, default=60)
-    parser.add_argument("--every-hours", type=float, default=2)
-    parser.add_argument("--num-inducing", type=int, default=40)
-    parser.add_argument("--num-steps", type=int, default=10)
-    parser.add_argument("--out", default="out")
+    parser.add_argument(
+        "--days", type=float, default=60, help="length of the series (%(default)s)"
+    )
+    parser.add_argument(
+        "--every-hours",
+        type=float,
+        default=2,
+        help="hours between readings (%(default)s)",
+    )
+    parser.add_argument(
+        "--num-inducing",
+        type=int,
+        default=40,
+        help="limit on inducing points (%(default)s)",
+    )
+    parser.add_argument(
+        "--num-steps",
+        type=int,
+        default=10,
+        help="limit on gradient steps per update (%(default)s)",
+    )
+    parser.add_argument(
+        "--out", default="out", help="folder for the figure (%(default)s)"
+    )
     main(**vars(parser.parse_args()))
