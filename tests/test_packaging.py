@@ -285,6 +285,14 @@ def test_tour_names_every_room() -> None:
     assert rooms - set(re.findall(r"\w+", tour())) == set()
 
 
+@pytest.mark.parametrize("folder", ["update", "variational", "surrogates"])
+def test_the_tour_of_a_folder_names_every_file(folder: str) -> None:
+    text = (PACKAGE / folder / "__init__.py").read_text(encoding="utf-8")
+    tour = ast.get_docstring(ast.parse(text)) or ""
+    files = {path.name for path in (PACKAGE / folder).glob("[!_]*.py")}
+    assert files == set(re.findall(r"^``(\w+\.py)``", tour, re.MULTILINE))
+
+
 def test_every_path_in_the_readme_exists() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [path for path in PATH.findall(readme) if not (ROOT / path).exists()] == []

@@ -220,7 +220,7 @@ class StreamingCore(AtomicModule, GP):
         )
 
     def no_data(self) -> Data:
-        """An empty batch, to learn from what is remembered alone."""
+        """An empty batch, to learn from the memory alone."""
         points = self.memory.points
         return Data(points[..., :0, :], points.new_zeros(*self.batch_shape, 0))
 
@@ -267,7 +267,7 @@ class StreamingCore(AtomicModule, GP):
         return y.new_ones(self.batch_shape)
 
     def jitter(self, dtype: torch.dtype) -> float:
-        """The jitter of the settings, or what an update had to raise it to."""
+        """The jitter of the settings, or the larger one that an update had to use."""
         return max(settings.jitter.of(dtype), float(self.summary.jitter))
 
     @torch.no_grad()
@@ -285,7 +285,7 @@ class StreamingCore(AtomicModule, GP):
         return fn.evidence(rows, summary.noise_scale)
 
     def commit(self, learned: Learned) -> None:
-        """Make what was learned the model, all at once."""
+        """Make what was learned the state of the model, atomically."""
         prior, is_first = self.prior(), self.memory.is_empty
         frozen = () if self._frozen is None else self._frozen[2]
         pairs = [

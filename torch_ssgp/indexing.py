@@ -1,4 +1,4 @@
-"""Some streams of a batch as a model of their own: ``model[i]``."""
+"""Some streams of a batch as a separate model: ``model[i]``."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Index = tuple[int | slice, ...]
 def streams_of(core: Core, index: Any) -> Core:
     """A new model of some streams; this one is untouched.
 
-    What all streams share is copied, what each has of its own is indexed: parameters,
-    their constraints and priors, memory, summary, and where hyperparameters started.
+    Values that all streams share are copied. Values per stream are indexed: parameters,
+    their constraints and priors, memory, summary, and starting hyperparameters.
 
     Args:
         core: A model with a batch shape.

@@ -271,7 +271,7 @@ def _replace_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, Any]:
-    """The content of a file whose checksum and format are right."""
+    """The content of a file with a valid checksum and format."""
     with open(path, "rb") as file:
         data = file.read()
     if not data.startswith(_TAG):
@@ -305,7 +305,7 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
 
 @contextmanager
 def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of reading into a :class:`StateError`."""
+    """Turn read errors into a :class:`StateError`."""
     try:
         yield
     except Exception as error:
@@ -397,7 +397,7 @@ _TRANSFORMS = {f.__name__: f for f in (torch.exp, torch.log, torch.sigmoid)}
 
 
 def _transform(name: str) -> Callable[[Tensor], Tensor]:
-    """A function of a constraint that has no address of its own."""
+    """A function of a constraint that cannot be imported by name."""
     return _TRANSFORMS[name]
 
 
@@ -427,7 +427,7 @@ _lock = threading.Lock()
 
 
 def _known() -> set[Any]:
-    """All that a file may refer to: the classes of these packages and their parts."""
+    """Everything a file may refer to: the classes of these packages and their parts."""
     classes = {
         value
         for package, module in list(sys.modules.items())

@@ -50,11 +50,11 @@ def coordinates(
 ) -> list[Coordinate]:
     """Variables in which one learning rate suits every parameter.
 
-    Positive hyperparameters are moved in their logarithm, whatever transform their
-    constraint uses, so that they neither crawl when large nor get stuck when small;
-    constants of the mean in units of the spread of the targets; inducing points in
-    units of their spacing; weights of networks in units of their usual size; periods
-    by how far they shift the end of the data, in periods.
+    Positive hyperparameters move in log space, whatever transform their constraint
+    uses, so that they neither crawl when large nor get stuck when small; constants of
+    the mean in units of the spread of the targets; inducing points in units of their
+    spacing; weights of networks in units of their usual size; periods by how far they
+    shift the end of the data, in periods.
     """
     result = []
     if learn_hyperparameters:

@@ -1,9 +1,9 @@
 """Hyperparameters to start from, read off the first batch.
 
-Only parameters that learn and still have GPyTorch's default (a raw value of exactly
-zero) are touched: whatever a user set or froze stays. A constant mean of 0.0 counts as
-such a default, whoever set it. To keep it, freeze it, give it a prior, or use
-``ZeroMean``.
+Only learnable parameters that still have GPyTorch's default (a raw value of exactly
+zero) are changed. Values that a user set or froze stay. A constant mean of 0.0 counts
+as a default, because it cannot be told from one. To keep it, freeze it, give it a
+prior, or use ``ZeroMean``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def initialize_from_data(
         x: ``(*batch, n, d)``.
         y: ``(*batch, n)``.
         seen: ``(*batch, n)`` or ``(n,)``, which of them count; ``None`` for all.
-            Streams without any start as the others do on average.
+            Streams without data start from the average of the others.
     """
     if y.size(-1) > SUBSET:
         keep = evenly(x, SUBSET)
@@ -97,7 +97,7 @@ def initialize_from_data(
 
 
 def set_constants(mean: Mean, level: Tensor) -> None:
-    """Set the constants of a mean that nobody has set.
+    """Set the constants of a mean that the user has not set.
 
     Args:
         mean: Prior mean, changed in place.

@@ -117,7 +117,7 @@ class Learned(NamedTuple):
         memory_loss: Tensor | None = None,
         settled: bool = True,
     ) -> Learned:
-        """What is stored; the report is filled in later."""
+        """The state to store; the report is filled in later."""
         nothing = torch.zeros_like(loss)
         return cls(
             prior=prior,

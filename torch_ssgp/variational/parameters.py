@@ -66,9 +66,10 @@ def replace_parameter(
 ) -> None:
     """Give a parameter another value, of any shape, and keep the object.
 
-    An optimiser that holds the parameter then goes on with it. PyTorch refuses this
-    while a graph that uses the parameter is alive and has not been run backward. Then
-    the parameter becomes a new object, which the optimisers passed here get.
+    An optimiser that holds the parameter can then continue with it. PyTorch does not
+    allow this while a graph that uses the parameter is alive and has not been run
+    backward. In that case the parameter is replaced by a new object, also in the
+    optimisers passed here.
 
     Args:
         module: The module that owns the parameter.
