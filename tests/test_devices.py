@@ -98,7 +98,7 @@ HOST_CHECKS = {
     "inducing.AdaptiveBudget.wants_points": "whether more points are needed",
     "update.forgetting.outgrown": "whether a time axis outgrew the points",
     "update.forgetting.ticking": "whether an input grows with every datum",
-    "update.flattening.flattened": "whether learning gave up the function",
+    "update.flattening.flattened": "whether learning explained the function as noise",
     "advice._flattened": "whether to warn",
     "update.choosing.Choice.candidates": "the number of updates so far",
     "update.state.recall": "the form of the memory",

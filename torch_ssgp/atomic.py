@@ -70,8 +70,8 @@ class Locks:
         if self._writing.locked() and self._writer == threading.get_ident():
             raise ArgumentError(
                 "The model is in the middle of an update, which would overwrite this "
-                "change. Make it after the update, not in its callback, or change a "
-                "copy: copy.deepcopy(model)."
+                "change. Change the model after the update, not in its callback, or "
+                "change a copy: copy.deepcopy(model)."
             )
         with self._writing, torch.inference_mode(False):
             on_host = torch.get_rng_state()

@@ -82,7 +82,7 @@ class Buffers(nn.Module):
         if missing:
             raise StateError(
                 f"The state has a {what} without {', '.join(missing)}; nothing was "
-                "loaded. It is loaded with all its tensors, or not at all."
+                "loaded. Pass a state with all its tensors."
             )
         batch_shape = values["g"].shape[:-1]
         sizes: dict[str, int] = {}
@@ -98,9 +98,9 @@ class Buffers(nn.Module):
                 )
             ):
                 raise StateError(
-                    f"{prefix}{name} has shape {tuple(shape)} in the state loaded, "
-                    f"which does not go with the rest of the {what}; nothing was "
-                    "loaded. Use a state as it came from state_dict()."
+                    f"{prefix}{name} has shape {tuple(shape)} in the state, which "
+                    f"does not fit the rest of the {what}; nothing was loaded. Pass a "
+                    "state as returned by state_dict()."
                 )
 
 

@@ -139,7 +139,7 @@ class StreamingCore(AtomicModule, GP):
                     "that broadcast."
                 ) from None
             raise ShapeError(
-                f"{names[0]} has shape {tuple(x.shape)}, which does not go with "
+                f"{names[0]} has shape {tuple(x.shape)}, which does not fit "
                 f"batch_shape {tuple(self.batch_shape)}. Expected "
                 f"{(*self.batch_shape, x.size(-2), x.size(-1))} or (n, d)."
             ) from None
@@ -189,8 +189,8 @@ class StreamingCore(AtomicModule, GP):
             if made:
                 raise ArgumentError(
                     f"covar_module draws {', '.join(sorted(made))} at its first call, "
-                    "so every copy of it would draw others. Pass the argument that "
-                    "makes it draw them when it is built; for RFFKernel that is "
+                    "so every copy would draw different values. Pass the argument that "
+                    "makes it draw them in its constructor; for RFFKernel that is "
                     f"num_dims={x.size(-1)}."
                 )
         return x

@@ -143,8 +143,8 @@ def _talking() -> Iterator[None]:
     except RuntimeError as error:
         raise PeerError(
             "A rank was lost, or did not answer within the timeout of the process "
-            "group; the model of this rank is unchanged. End all ranks and start them "
-            "again, from a file if you save one. The network said: "
+            "group. The model of this rank is unchanged. Stop all ranks and restart "
+            "them, from a saved file if there is one. The network error was: "
             f"{str(error).splitlines()[0]}"
         ) from error
 

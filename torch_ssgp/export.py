@@ -307,6 +307,6 @@ def _unsupported(
     listed = ", ".join(kind.__name__ for kind in known)
     return ExportError(
         f"{name} has a {type(part).__name__}{hooked}, which cannot be exported; "
-        f"expected {listed}{', ' if also else ''}{also}. Subclasses may compute "
-        "something else, so they do not count. Use the model itself for the others."
+        f"expected {listed}{', ' if also else ''}{also}. Subclasses are not exported, "
+        "because they may compute something else. Use the model itself instead."
     )

@@ -70,8 +70,8 @@ def _as_index(core: StreamingCore, index: Any) -> Index:
     batch = tuple(core.batch_shape)
     if not batch:
         raise ArgumentError(
-            "The model is a single stream: there is none to choose. Give it a "
-            "batch_shape for several."
+            "The model is a single stream and cannot be indexed. For several streams, "
+            "give it a batch_shape."
         )
     if likelihoods.couples_classes(core.likelihood):
         raise UnsupportedLikelihoodError(

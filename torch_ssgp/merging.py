@@ -166,8 +166,8 @@ def _core(model: Any, name: str) -> StreamingGP:
     if not isinstance(model, StreamingGP):
         raise MergeError(
             f"{name} is {check.kind_of(model)}; expected a StreamingGP or a "
-            "MultiOutputGP. Of a model of BoTorch, scikit-learn or river, merge the "
-            "StreamingGP in it, if all have the same units."
+            "MultiOutputGP. For BoTorch, scikit-learn or river, merge the StreamingGP "
+            "inside each model, if all have the same units."
         )
     return model
 
@@ -282,9 +282,9 @@ def _check_alike(a: StreamingCore, b: StreamingCore, first: str, second: str) ->
     for name, (one, other) in facts.items():
         if one != other:
             raise MergeError(
-                f"{second} has another {name} than {first}: {_shown(b, name, other)} "
-                f"instead of {_shown(a, name, one)}. Models that are merged are built "
-                "alike, with data in the same units."
+                f"{second} has a different {name} from {first}: "
+                f"{_shown(b, name, other)} instead of {_shown(a, name, one)}. Build "
+                "models to be merged alike, with data in the same units."
             )
 
 

@@ -226,9 +226,9 @@ def _check_fixed(base: StreamingCore, core: StreamingCore, name: str) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise MergeError(
-                f"What {name} saw can no longer be told from what base knew: its "
+                f"What {name} saw can no longer be separated from what base knew: its "
                 f"memory was compressed, and {reason}. Start workers with "
-                "torch_ssgp.branch(base): they keep both apart."
+                "torch_ssgp.branch(base), which keeps the two apart."
             )
 
 
@@ -257,8 +257,8 @@ def _difference(
     if bool((values < -CLOSE * size).any()) or bool((num_added < -CLOSE).any()):
         raise MergeError(
             f"{name} knows less than base: it has forgotten some of it, or continued "
-            "from another model. Pass the base it continued from; workers that forget "
-            "start with torch_ssgp.branch(base)."
+            "from another model. Pass the base that it continued from. Start workers "
+            "that forget with torch_ssgp.branch(base)."
         )
     eps = torch.finfo(values.dtype).eps * values.size(-1)
     known = values > eps * size

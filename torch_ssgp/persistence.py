@@ -238,8 +238,8 @@ def fitting_together(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except Exception as error:
         raise StateError(
-            f"What {path} holds does not fit together, or does not fit the modules "
-            "that you pass: build them as they were when the model was saved. "
+            f"The content of {path} is inconsistent, or does not fit the modules that "
+            "you pass. Build them as they were when the model was saved. "
             f"{error}"
         ) from error
 
@@ -282,7 +282,7 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
     start = len(_TAG) + _DIGEST_SIZE
     if hashlib.sha256(data[start:]).digest() != data[len(_TAG) : start]:
         raise StateError(
-            f"{path} is damaged: its checksum does not match its content, it was "
+            f"{path} is damaged: its checksum does not match its content. It was "
             "truncated or changed after it was written. Use another copy."
         )
     with _readable(path):
@@ -373,11 +373,11 @@ def _unpack(
         own = [full_name for full_name in rest if full_name not in known]
         fate = f"its values are then replaced by those in {path}"
         if name == "inducing_policy":
-            fate = "it is taken as it is"
+            fate = "it is used as passed"
         raise StateError(
             f"{name} is a {first}{' with ' if own else ''}{', '.join(own)}, which "
             "cannot be rebuilt from a file: only classes of GPyTorch, BoTorch and "
-            "torch_ssgp can, if they hold no lambda. Build it as it was and pass it, "
+            "torch_ssgp can, if they contain no lambda. Build it again and pass it, "
             f"{name}=...; {fate}."
         ) from error
 

@@ -71,8 +71,8 @@ class Predictor(NamedTuple):
         posterior = fn.factorize(fn.recall(past, L, mean(z)), s)
         if not bool(torch.isfinite(posterior.c).all()):
             raise FactorizationError(
-                "The posterior could not be factored with the hyperparameters the "
-                "model has now. Change them, or raise the jitter: "
+                "The posterior could not be factored with the current "
+                "hyperparameters. Change them, or raise the jitter: "
                 "with torch_ssgp.settings.jitter(1e-6): ..."
             )
         return cls(mean, kernel, likelihood, z, posterior)

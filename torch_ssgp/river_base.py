@@ -147,10 +147,9 @@ class StreamingEstimator(base.Estimator):
             extra = {str(name) for row in rows for name in row if name not in known}
             if extra:
                 warn(
-                    f"The features {', '.join(sorted(extra))} are ignored: the kernel "
-                    f"given is for {', '.join(map(str, columns.names))}. Use "
-                    "kernel=None for features that appear later. This warning is shown "
-                    "once.",
+                    f"The features {', '.join(sorted(extra))} are ignored: your kernel "
+                    f"is for {', '.join(map(str, columns.names))}. Use kernel=None if "
+                    "features appear later. This warning is shown once.",
                     StreamingGPWarning,
                 )
                 self._warned = True

@@ -276,7 +276,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
                     raise ValueError(
                         f"y has shape {y.shape}; expected "
                         f"{(len(X), *model.batch_shape)}, the targets of the first "
-                        "call. Call fit to begin anew."
+                        "call. Call fit to start over."
                     )
             self._update(model, X, np.moveaxis(y, 0, -1), weight)
         return self
@@ -430,13 +430,13 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
         if first and classes is None:
             raise ValueError(
                 "classes must be passed on the first call to partial_fit: all labels "
-                "that will ever come."
+                "that will ever occur."
             )
         if not first and classes is not None:
             if not np.array_equal(np.unique(classes), self.classes_):
                 raise ValueError(
                     f"classes is {classes!r}; it is not the same as on the last call "
-                    f"to partial_fit, was {self.classes_!r}."
+                    f"to partial_fit, which had {self.classes_!r}."
                 )
         return self._learn(X, y, classes, sample_weight, first=first)
 

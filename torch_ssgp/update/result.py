@@ -25,20 +25,20 @@ class Status(StrEnum):
 _ADVICE = {
     Status.OK: "",
     Status.LAST_ITERATE: (
-        "The inner loop met a value or a gradient that is not finite; the best "
-        "hyperparameters before were kept. Lower lr, or keep hyperparameters where the "
-        "kernel is finite by constraints or priors."
+        "The inner loop met a value or a gradient that is not finite, and kept the "
+        "best hyperparameters so far. Lower lr, or use constraints or priors to keep "
+        "hyperparameters where the kernel is finite."
     ),
     Status.JITTER: (
-        "The covariance of the inducing points could not be factored; the jitter was "
-        "raised, see model.summary.jitter, and stays there. Check that the kernel is "
+        "The covariance of the inducing points could not be factored, so the jitter "
+        "was raised permanently (model.summary.jitter). Check that the kernel is "
         "positive definite, or set the jitter: with torch_ssgp.settings.jitter(1e-6): "
         "..."
     ),
     Status.CLOSED_FORM: (
-        "Nothing finite came out of learning; the new data were absorbed with the old "
+        "Learning gave no finite result, so the new data were absorbed with the old "
         "hyperparameters. Check that kernel and likelihood are finite near them, and "
-        "bound hyperparameters by constraints or priors."
+        "use constraints or priors to bound hyperparameters."
     ),
 }
 

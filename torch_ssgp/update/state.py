@@ -78,7 +78,7 @@ class Learned(NamedTuple):
         restarted: ``(*batch,)``, where a fresh start won.
         forgot: ``(*batch,)``, power that the past was raised to.
         surprise: ``(*batch,)``, nats per datum below what the model expected.
-        flattened: ``(*batch,)``, where learning gave up the function.
+        flattened: ``(*batch,)``, where learning explained the function as noise.
         learned: Whether the inner loop ran.
         ascended: What the inner loop did.
         settled: Whether what is not learned by gradients has converged.

@@ -6,11 +6,12 @@ Keep the model, the likelihood, the loop and the optimiser, and replace one clas
 ``PredictiveLogLikelihood`` become streaming objectives. ``absorb`` ends an update.
 
 ==================  ===================================================================
-``strategy.py``     ``StreamingVariationalStrategy`` ``wrappers.py``     the same for
-several tasks ``sites.py``        the mathematics, as pure functions of tensors
+``strategy.py``     ``StreamingVariationalStrategy``
+``wrappers.py``     the same for several tasks
+``sites.py``        the mathematics, as pure functions of tensors
 ``parameters.py``   parameters that change their size, and optimisers that hold them
-``watch.py``        detects a forgotten ``absorb`` ==================
-===================================================================
+``watch.py``        detects a forgotten ``absorb``
+==================  ===================================================================
 
 The past is kept in site form: pseudo-observations :math:`(U, g)` with unit noise of
 the function at the old inducing points, :math:`a = f(Z_a)`,

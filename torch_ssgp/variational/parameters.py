@@ -95,9 +95,9 @@ def replace_parameter(
     held = [_drop_state(optimizer, old, new) for optimizer in optimizers]
     if new is not old and not any(held):
         warn(
-            f"{name} had to become a new parameter, because a graph that uses the old "
-            "one is still alive; your optimiser holds the old one. Pass optimizer= to "
-            "absorb, or del the loss and the output before it.",
+            f"{name} was replaced by a new parameter, because a graph that uses the "
+            "old one is still alive, and your optimiser still holds the old one. Pass "
+            "optimizer= to absorb, or delete the loss and the output first.",
             StreamingGPWarning,
         )
 

@@ -121,8 +121,8 @@ def check_absorbed(strategy: Any, output: Any, target: Tensor, num_data: int) ->
         seen.is_counting = False
         warn(
             f"The objective was trained on more than num_data={num_data} different "
-            "data since the last absorb(): what an earlier batch said is being "
-            "overwritten. Call variational_strategy.absorb(optimizer=...) before each "
-            "new batch, and set num_data to its size.",
+            "data since the last absorb(), so the model is overwriting what it learned "
+            "from an earlier batch. Call variational_strategy.absorb(optimizer=...) "
+            "before each new batch, and set num_data to its size.",
             ForgottenAbsorbWarning,
         )
