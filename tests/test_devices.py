@@ -64,7 +64,7 @@ HOST_CHECKS = {
     "likelihoods.prepare_targets": "whether targets are finite",
     "likelihoods._supported": "whether the likelihood explains the targets",
     "likelihoods.check_support": "whether the likelihood explains the targets",
-    "update.initialization._untouched": "whether a hyperparameter was set",
+    "update.initialization.is_default": "whether a hyperparameter was set",
     "update.initialization.search": "which start is the best",
     "inducing.GreedyPolicy._take": "how many points are useful, after every block",
     "inducing.AdaptiveBudget.__call__": "how many points are needed",

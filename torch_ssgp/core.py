@@ -383,6 +383,10 @@ class StreamingCore(AtomicModule, GP):
 
     # -- copies and states ----------------------------------------------------------
 
+    def forget_frozen_modules(self) -> None:
+        """Drop the frozen copies; call this after changing hyperparameters in place."""
+        self._frozen = None
+
     def bare_copy(self) -> StreamingCore:
         """A model with copies of all modules, and no summary yet."""
         memo: dict[int, Any] = {

@@ -45,7 +45,7 @@ def streams_of(core: Core, index: Any) -> Core:
             "least one."
         )
     model = cast(Core, core.bare_copy())
-    model._frozen = None  # of other hyperparameters
+    model.forget_frozen_modules()  # they have the hyperparameters of all streams
     model.batch_shape = shape
     owned = [own for root in model.prior() for own in _owned(root)]
     num_own = {id(tensor): each.num_own for each in owned for tensor in each.tensors}
