@@ -140,7 +140,7 @@ class AtomicModule:
 
     @torch.inference_mode(False)
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
-        """Python's deep copy, made while nobody changes the module."""
+        """Python's deep copy, made while no thread changes the module."""
         with self.core.locks.commit:
             new = memo[id(self)] = object.__new__(type(self))
             new.__setstate__(deepcopy(self.__getstate__(), memo))

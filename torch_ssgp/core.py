@@ -426,6 +426,6 @@ class StreamingCore(AtomicModule, GP):
         return state
 
     def __setstate__(self, state: dict) -> None:
-        """A copy has locks of its own."""
+        """A copy has its own locks."""
         super().__setstate__(state)
         self.locks = Locks()

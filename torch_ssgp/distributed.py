@@ -401,7 +401,7 @@ class DistributedStreamingGP(nn.Module):
                     raise kind(f"On rank {rank}: {other[1]}")
             assert learned is not None
             same = self._same(learned)
-            self.ranks.everyones(None)  # all have it: nobody is left behind
+            self.ranks.everyones(None)  # wait until all ranks have it
             return same
 
         return walk
@@ -422,7 +422,7 @@ class DistributedStreamingGP(nn.Module):
 
 
 def _plain(value: Any) -> Any:
-    """An option, such that those of two ranks can be compared."""
+    """An option in a form that can be compared across ranks."""
     if isinstance(value, Tensor):
         digest = hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes())
         return (*value.shape, digest.hexdigest()[:8])

@@ -36,8 +36,8 @@ from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.result import Status
 from torch_ssgp.update.walk import Update
 
-# Points that are joined before they are compressed, for every point of the memory: many
-# models are merged in turns, whose matrices have a bounded size.
+# Points that are joined before they are compressed, per point of the memory: many
+# models are merged in rounds, whose matrices have a bounded size.
 AT_ONCE = 4
 
 Model = TypeVar("Model", StreamingGP, MultiOutputGP)
@@ -90,7 +90,7 @@ def merge(
         >>> int(together.memory.num_data)
         90
     """
-    # Copies, each made at once: others may go on updating the models meanwhile.
+    # Copies, each made atomically: other threads may update the models.
     cores = [deepcopy(_core(model, f"models[{i}]")) for i, model in enumerate(models)]
     if not cores:
         raise MergeError("models is empty; expected at least one model.")

@@ -427,7 +427,7 @@ class StreamingGP(StreamingCore):
         Args:
             path: The file to write.
         """
-        persistence.save(deepcopy(self), path)  # which nobody changes meanwhile
+        persistence.save(deepcopy(self), path)  # a copy, which no other thread changes
 
     @classmethod
     @torch.inference_mode(False)

@@ -35,7 +35,7 @@ from torch_ssgp.validation import kind_of
 if TYPE_CHECKING:
     from torch_ssgp.models import StreamingGP
 
-FORMAT_VERSION = 2  # 1 had no memory beside the summary
+FORMAT_VERSION = 2  # version 1 had a summary but no memory
 MODULES = ("covar_module", "likelihood", "mean_module", "inducing_policy")
 ENTRIES = {
     "class": str,
@@ -147,7 +147,7 @@ def write(
 
     Args:
         path: The file; an existing one is replaced.
-        model: An :class:`~torch_ssgp.atomic.AtomicModule` that nobody changes.
+        model: An :class:`~torch_ssgp.atomic.AtomicModule` that no other thread changes.
         settings: Plain arguments of its constructor.
         modules: Its modules by name.
     """
@@ -444,7 +444,7 @@ def _known() -> set[Any]:
 
 @contextmanager
 def _only_known() -> Iterator[None]:
-    """Let ``torch.load(weights_only=True)`` build what is known."""
+    """Let ``torch.load(weights_only=True)`` build known classes."""
     # torch's list is global: one at a time, and what others put there stays.
     with _lock:
         new = _known() - set(torch.serialization.get_safe_globals())

@@ -83,7 +83,7 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
         True
     """
 
-    _calibration = Calibration()  # of intervals; each estimator goes on with its own
+    _calibration = Calibration()  # of intervals; replaced, never changed
 
     def learn_one(self, x: dict[Hashable, Any], y: float) -> None:
         """Learn a datum, or let it wait until there are ``batch_size`` of them.

@@ -415,7 +415,7 @@ def is_number(value: Any) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """What came, in words."""
+    """The kind of a value, in words."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return "None" if value is None else _with_article(type(value).__name__)

@@ -1,10 +1,10 @@
-"""One row through a model, and through what was exported from it.
+"""One row through a model, and through its exported module.
 
     python scripts/benchmark.py export              the table, and its place in the docs
     python scripts/benchmark.py export --page       its place in the docs alone
 
-Both compute mean and variance of targets, in turns, on one thread; times are medians of
-processor time.
+Both compute the mean and variance of targets, in turns, on one thread. Times are
+medians of processor time.
 """
 
 from __future__ import annotations

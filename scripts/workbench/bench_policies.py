@@ -1,13 +1,12 @@
-"""Streams x policies x seeds: what each way to choose inducing points ends with.
+"""Streams x policies x seeds: the final result of each way to choose inducing points.
 
     python scripts/benchmark.py policies --data-dir DIR --out docs/data/policies.json
     python scripts/benchmark.py policies --gap "audio M=200" --out docs/data/gap.json
 
-Every row is one run with default settings, or the batch model of the same size that
-has all training data at once. Rows already in the file are not run again, so a run can
-be interrupted and resumed, and split over processes by ``--streams``. ``--gap`` asks
-why the default falls behind the batch model on one stream. Seconds are those of the
-processor.
+Every row is one run with default settings, or the batch model of the same size on all
+training data at once. Rows already in the file are not run again, so a run can be
+interrupted and resumed, and split over processes with ``--streams``. ``--gap`` examines
+why the default falls behind the batch model on one stream. Seconds are processor time.
 """
 
 from __future__ import annotations

@@ -7,18 +7,20 @@
     python scripts/benchmark.py streams    small batches, periods, labels, deep kernels
     python scripts/benchmark.py ablation   constants of the package, one by one
     python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
-    python scripts/benchmark.py prequential   our river front beside river's models
+    python scripts/benchmark.py prequential   our river estimators and river's models
     python scripts/benchmark.py merge      three sites, a hundred models
-    python scripts/benchmark.py distributed    what ranks of one update send, and wait
-    python scripts/benchmark.py peers      cost beside GPyTorch and the paper's form
+    python scripts/benchmark.py distributed    messages and times of several ranks
+    python scripts/benchmark.py peers      cost relative to GPyTorch and the paper
+    python scripts/benchmark.py changes    streams that change, and what is forgotten
     python scripts/benchmark.py export     one row through an exported model
     python scripts/benchmark.py report     docs/benchmarks.md and README.md from files
 
-All but ``core``, ``choice`` and ``report`` have arguments of their own: see
-``memory --help``. Accuracy on the streams of the paper: ``scripts/reproduce.py``.
+All but ``core``, ``choice`` and ``report`` have their own arguments: see
+``memory --help``. For accuracy on the streams of the paper, see
+``scripts/reproduce.py``.
 
-Absolute times depend on the machine; ratios within one run do not, as far as that is
-possible. Every time is the median of repetitions that alternate with its floor.
+Absolute times depend on the machine; ratios within one run should not. Every time is
+the median of repetitions that alternate with its floor.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python scripts/input_contract.py        # writes docs/inputs.md
 
-The calls below are the contract's only list: the page shows what they raise, and the
-tests run them and compare the page with what they raise now.
+The calls below are the only list of the contract. The page shows what they raise, and
+the tests compare the page with what they raise now.
 """
 
 from __future__ import annotations

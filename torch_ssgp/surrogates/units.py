@@ -100,7 +100,7 @@ def rescale(core: StreamingGP, scale: Tensor, shift: Tensor) -> None:
     """Convert a streaming model to other units, in place.
 
     Args:
-        core: The model; nobody else may see it meanwhile.
+        core: The model; no other thread may use it.
         scale: ``(*batch,)``, :math:`c > 0`.
         shift: ``(*batch,)``, :math:`e`.
     """

@@ -47,7 +47,7 @@ class Base(NamedTuple):
         """The base's part, in the form and dtype of the coming update.
 
         Args:
-            known: What is known before the update.
+            known: What the model knows before the update.
             past: All rows as the update recalls them.
             num_raw: The number of raw data that the update recalls, the last ones.
             power: Power that the past was raised to, one or ``(*batch,)``.

@@ -139,7 +139,7 @@ def _log_coordinate(
     parameter: nn.Parameter, constraint: GreaterThan, unit: Tensor
 ) -> Coordinate:
     # The logarithm of the value, not of its distance to the bound: the gradient does
-    # not vanish there, so what came to rest at a bound can leave it again.
+    # not vanish there, so a parameter at a bound can leave it again.
     floor = (constraint.lower_bound * 1.01).clamp_min(TINY).log() / unit
     eta = (constraint.transform(parameter.detach()).log() / unit).maximum(floor)
 

@@ -1,4 +1,4 @@
-r"""An update: a function of what is known, new data and options.
+r"""An update: a function of the model's knowledge, new data and options.
 
     judge       how well the past predicts the new data: what to forget, and whether
                 it pays to learn (``forgetting.py``)
@@ -29,7 +29,7 @@ def learn(known: Known, data: Data, options: UpdateOptions, limits: Limits) -> L
     """One update; in closed form if numbers stop being finite.
 
     Args:
-        known: What is known before.
+        known: What the model knows before.
         data: New data, checked, in the dtype of the algebra.
         options: How to learn.
         limits: What may be used.

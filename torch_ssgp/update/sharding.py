@@ -163,7 +163,7 @@ class ShardedObjective(GaussianObjective):
         return self.team.agree(points)
 
     def initialize(self) -> None:
-        """Initialise hyperparameters that nobody set, from data and past, in place."""
+        """Initialise hyperparameters that the user has not set, in place."""
         super().initialize()
         with torch.no_grad():
             for parameter in self.modules_of_prior.parameters():

@@ -102,7 +102,7 @@ def _diameter(kernel: Kernel, name: str, x: Tensor) -> float:
 
 
 def _has_free_noise(likelihood: Likelihood) -> bool:
-    """Whether there is a noise of the targets that nobody set."""
+    """Whether there is a noise of the targets that the user has not set."""
     raw = getattr(likelihood, "raw_noise", None)
     return raw is not None and is_default(raw)
 

@@ -83,7 +83,7 @@ class SiteObjective(Objective):
         return likelihoods.couples_classes(self.likelihood)
 
     def initialize(self) -> None:
-        """Initialise hyperparameters that nobody set, from data and past, in place."""
+        """Initialise hyperparameters that the user has not set, in place."""
         # Here, since that module needs this one.
         from torch_ssgp.update.site_initialization import initialize_sites
 
