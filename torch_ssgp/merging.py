@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -236,12 +237,7 @@ def _summarise(result: StreamingGP, z: Tensor | None, num_steps: int) -> None:
         check.check_choice(z, limits.policy, objective.data.x)
         z = merge_duplicates(objective.kernel, z, objective.jitter)
     points = z.to(dtype).expand(*result.batch_shape, *z.shape[-2:])
-    options = UpdateOptions(
-        num_steps=num_steps,
-        learn_hyperparameters=num_steps > 0,
-        learn_inducing_points=num_steps > 0,
-        inducing_points=points,
-    )
+    options = replace(options, inducing_points=points)
     with torch.enable_grad():
         learned = learn(known, nothing, options, limits)
     if learned.status is not Status.OK:
