@@ -29,7 +29,7 @@ from torch_ssgp import StreamingGP
 from torch_ssgp.exceptions import BudgetWarning
 
 NOISE = 0.3  # degrees
-JUMP = 8.0  # degrees that the re-calibration takes away
+JUMP = 8.0  # degrees that the recalibration takes away
 GAPS = ((0.18, 0.22), (0.55, 0.58))  # in lengths of the series
 DRIFT_FROM, CALIBRATED_AT = 0.3, 0.75
 
@@ -40,7 +40,7 @@ class Series(NamedTuple):
     Attributes:
         t: ``(n,)``, days.
         y: ``(n,)``, degrees.
-        calibrated: Day of the re-calibration.
+        calibrated: Day of the recalibration.
     """
 
     t: Tensor
@@ -128,7 +128,7 @@ def print_table(series: Series, track: Track) -> None:
     """Errors one step ahead by tenths, what was forgotten, and the noise."""
     error, inside = series.y - track.mean, 1.645 * track.std
     print(f"one reading ahead (the noise is {NOISE})")
-    print(f"{'days':>14}{'RMSE':>8}{'in 90 %':>9}{'forgot':>8}{'anew':>6}{'noise':>8}")
+    print(f"{'days':>14}{'RMSE':>8}{'in 90 %':>9}{'forgot':>8}{'reset':>6}{'noise':>8}")
     for part in torch.arange(1, len(series.t)).chunk(10):
         rmse = error[part].square().mean().sqrt()
         share = (error[part].abs() < inside[part]).double().mean()
@@ -161,13 +161,13 @@ def draw(series: Series, track: Track, path: Path) -> None:
     power.set_ylim(-0.05, 1.05)
     power.set_ylabel("forgot (λ)")
     noise.axhline(NOISE, color="k", ls="--", lw=1, label="true noise")
-    noise.plot(series.t, track.noise, color="tab:green", label="noise learned")
+    noise.plot(series.t, track.noise, color="tab:green", label="learned noise")
     noise.set_ylim(0, 4 * NOISE)
     noise.set_ylabel("degrees")
     noise.set_xlabel("days")
     length = series.calibrated / CALIBRATED_AT
     for ax in (band, power, noise):
-        label = "re-calibration" if ax is band else None
+        label = "recalibration" if ax is band else None
         ax.axvline(series.calibrated, color="tab:orange", lw=1, label=label)
         for begin, end in GAPS:
             ax.axvspan(begin * length, end * length, color="0.92", lw=0)
