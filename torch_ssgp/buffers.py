@@ -128,5 +128,5 @@ class Start(nn.Module):
 
 
 def stored(value: Tensor) -> Tensor:
-    """A contiguous copy, like a loaded tensor: later results agree bit by bit."""
+    """A contiguous copy, as a loaded one would be: later results agree bit by bit."""
     return value.detach().clone(memory_format=torch.contiguous_format)
