@@ -1,9 +1,9 @@
-"""Where to measure next: a map of terrain from few well-chosen heights.
+"""Where to measure next: a map of terrain from a few well-chosen heights.
 
-Each round asks for the places that would lower the uncertainty of the whole map most
-(qNegIntegratedPosteriorVariance, by fantasies), measures them and hands the model these
-alone. Run ``python examples/active_learning.py``: prints a table, saves
-out/active_learning.png.
+Each round chooses the places that would lower the uncertainty of the whole map most
+(qNegIntegratedPosteriorVariance, with fantasies). It measures there and updates the
+model with these heights alone. Run ``python examples/active_learning.py``: it prints a
+table and saves out/active_learning.png.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def places(size: int, every: int) -> Tensor:
 
 
 def choose(model: SingleTaskStreamingGP, q: int) -> Tensor:
-    """The ``q`` places that would tell most about the map."""
+    """The ``q`` most informative places."""
     everywhere = draw_sobol_samples(BOUNDS, n=1, q=256).squeeze(0)
     acquisition = qNegIntegratedPosteriorVariance(model, mc_points=everywhere)
     with warnings.catch_warnings():
-        # A line search that ends early is started again elsewhere by BoTorch.
+        # BoTorch restarts a line search that ends early.
         warnings.filterwarnings("ignore", "Optimization failed", RuntimeWarning)
         return optimize_acqf(
             acquisition,
@@ -156,7 +156,7 @@ def plot(
     rows: list[dict[str, float]],
     path: Path,
 ) -> None:
-    """The terrain, the map learned, its uncertainty and the error on the way."""
+    """The terrain, the learned map, its uncertainty and the error over time."""
     figure, axes = pyplot.subplots(2, 2, figsize=(9, 8))
     grid = places(heights.size(0), every=4)
     side = round(grid.size(0) ** 0.5)
@@ -200,7 +200,16 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--num-inducing", type=int, default=120)
-    parser.add_argument("--out", default="out")
+    parser.add_argument(
+        "--rounds", type=int, default=30, help="rounds of measurements (%(default)s)"
+    )
+    parser.add_argument(
+        "--num-inducing",
+        type=int,
+        default=120,
+        help="limit on inducing points (%(default)s)",
+    )
+    parser.add_argument(
+        "--out", default="out", help="folder for the figure (%(default)s)"
+    )
     main(**vars(parser.parse_args()))

@@ -1,13 +1,14 @@
 """Bayesian optimisation with a surrogate that sees every evaluation once.
 
-The streaming model takes each evaluation as it comes, with fewer inducing points than
-there are evaluations; BoTorch's exact model is fitted again to all of them. Both
-propose inputs by qLogNEI and by the knowledge gradient (KG). Prints two regrets:
+The streaming model learns from each evaluation as it arrives, with fewer inducing
+points than there are evaluations. BoTorch's exact model is refitted to all of them.
+Both propose inputs by qLogNEI and by the knowledge gradient (KG). Two regrets are
+printed:
 
-    evaluated    how far the best value evaluated so far is from the maximum
-    recommended  how far the function is from its maximum where the model expects it
+    evaluated    regret of the best value evaluated so far
+    recommended  regret at the input where the model expects the maximum
 
-Run ``python examples/bayesopt.py``: takes two minutes, saves out/bayesopt.png.
+Run ``python examples/bayesopt.py``: it takes two minutes and saves out/bayesopt.png.
 """
 
 from __future__ import annotations
@@ -128,9 +129,9 @@ def recommend(model: Model, bounds: Tensor) -> Tensor:
 
 @contextmanager
 def expected_warnings_ignored() -> Iterator[None]:
-    """Without the one warning that says nothing here; it would break the bar."""
+    """Ignore one harmless warning, which would break the progress bar."""
     with warnings.catch_warnings():
-        # A line search that ends early is started again elsewhere by BoTorch.
+        # BoTorch restarts a line search that ends early.
         warnings.filterwarnings("ignore", "Optimization failed", RuntimeWarning)
         yield
 
@@ -231,7 +232,7 @@ def end(values: Tensor) -> float:
 
 
 def reading(regrets: dict[str, Regret]) -> str:
-    """What is seen, from the numbers."""
+    """The conclusions, from the numbers."""
     lines = []
     for name in ("qLogNEI", "KG"):
         pair = [
@@ -287,8 +288,18 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-evaluations", type=int, default=32)
-    parser.add_argument("--num-inducing", type=int, default=24)
+    parser.add_argument(
+        "--num-evaluations",
+        type=int,
+        default=32,
+        help="evaluations of each method (%(default)s)",
+    )
+    parser.add_argument(
+        "--num-inducing",
+        type=int,
+        default=24,
+        help="limit on inducing points (%(default)s)",
+    )
     parser.add_argument(
         "--dim",
         type=int,
@@ -297,6 +308,10 @@ if __name__ == "__main__":
         help="inputs of the function; with 6, KG needs a longer search for candidates "
         "than it gets here, with either model",
     )
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--out", default="out")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="repetitions (%(default)s)"
+    )
+    parser.add_argument(
+        "--out", default="out", help="folder for the figure (%(default)s)"
+    )
     main(**vars(parser.parse_args()))

@@ -1,8 +1,8 @@
-"""Classify two crescents as they arrive from left to right.
+"""Classify two crescents that arrive from left to right.
 
-Every batch is seen once. Run ``python examples/classification.py``: prints the error
-after every batch, saves out/classification.png. The banana data of the paper are in
-``python scripts/reproduce.py banana``.
+The model sees every batch once. Run ``python examples/classification.py``: it prints
+the error after every batch and saves out/classification.png. For the banana data of the
+paper, run ``python scripts/reproduce.py banana``.
 """
 
 from __future__ import annotations
@@ -143,6 +143,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--order", choices=ORDERS, default=ORDERS[0])
-    parser.add_argument("--out", default="out")
+    parser.add_argument(
+        "--order",
+        choices=ORDERS,
+        default=ORDERS[0],
+        help="order of the points (%(default)s)",
+    )
+    parser.add_argument(
+        "--out", default="out", help="folder for the figure (%(default)s)"
+    )
     main(**vars(parser.parse_args()))

@@ -1,7 +1,8 @@
-"""Events per day that drift and burst, as a Poisson stream.
+"""Daily event counts with drift and bursts, as a Poisson stream.
 
-GPyTorch's Poisson likelihood has a softplus link; here is how to bring your own, with a
-logarithm. Run ``python examples/counts.py``: prints a table, saves out/counts.png.
+GPyTorch's Poisson likelihood has a softplus link. This example shows how to write your
+own, with a log link. Run ``python examples/counts.py``: it prints a table and saves
+out/counts.png.
 """
 
 from __future__ import annotations
@@ -118,5 +119,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", default="out")
+    parser.add_argument(
+        "--out", default="out", help="folder for the figure (%(default)s)"
+    )
     main(**vars(parser.parse_args()))

@@ -1,10 +1,10 @@
-"""A network before the kernel, learned from batches as they arrive.
+"""A deep kernel, learned from batches as they arrive.
 
 The function has eight inputs but varies along few directions. A small network turns
-the inputs into two features, and the kernel compares those. Run
-``python examples/deep_kernel.py``: streams batches through this kernel and through one
-without a network, fits GPyTorch's exact model with the network to all data at once,
-prints the errors, saves out/deep_kernel.png. Takes a minute.
+the inputs into two features, and the kernel compares those. The same stream is also
+learned without a network. GPyTorch's exact model, with the network, is fitted to all
+data at once. Run ``python examples/deep_kernel.py``: it takes a minute, prints the
+errors and saves out/deep_kernel.png.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLOURS = {"deep kernel": "tab:blue", "no network": "tab:orange"}
 
 
 class DeepKernel(Kernel):
-    """A kernel of the features that a network makes of the inputs."""
+    """A kernel on features that a network computes from the inputs."""
 
     def __init__(self, network: nn.Module, base_kernel: Kernel) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def deep_kernel(seed: int = 0) -> ScaleKernel:
 
 
 class ExactDeepGP(gpytorch.models.ExactGP):
-    """What the stream is compared with: all data at once, no inducing points."""
+    """The reference: all data at once, no inducing points."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         super().__init__(x, y, GaussianLikelihood())
@@ -206,7 +206,16 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-batches", type=int, default=5)
-    parser.add_argument("--exact-steps", type=int, default=120)
-    parser.add_argument("--out", default="out")
+    parser.add_argument(
+        "--num-batches", type=int, default=5, help="batches of the stream (%(default)s)"
+    )
+    parser.add_argument(
+        "--exact-steps",
+        type=int,
+        default=120,
+        help="steps of Adam for the exact model (%(default)s)",
+    )
+    parser.add_argument(
+        "--out", default="out", help="folder for the figure (%(default)s)"
+    )
     main(**vars(parser.parse_args()))

@@ -1,9 +1,9 @@
-"""A model that learns here and predicts elsewhere, without GPyTorch.
+"""Train with GPyTorch, predict without it.
 
-Learns a stream, exports what was learned as plain tensors, writes it to a file, and
-loads it in a second process that imports torch alone. Run
-``python examples/deploy.py``: prints how the predictions differ and how much faster one
-row is, saves out/deploy.pt2.
+The example learns a stream, exports the model as plain tensors, and writes it to a
+file. A second process loads the file and imports only torch. Run
+``python examples/deploy.py``: it prints how much the predictions differ and how much
+faster one row is, and saves out/deploy.pt2.
 """
 
 from __future__ import annotations
@@ -149,6 +149,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-steps", type=int, default=50)
-    parser.add_argument("--out", default="out")
+    parser.add_argument(
+        "--num-steps",
+        type=int,
+        default=50,
+        help="limit on gradient steps per update (%(default)s)",
+    )
+    parser.add_argument(
+        "--out", default="out", help="folder for the file (%(default)s)"
+    )
     main(**vars(parser.parse_args()))

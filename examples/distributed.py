@@ -1,8 +1,8 @@
 """One stream over several processes: every rank has a shard of each batch.
 
-Run ``torchrun --standalone --nproc-per-node=2 examples/distributed.py``, or alone, as
-one process: ``python examples/distributed.py``. Prints the error after every batch, the
-bytes that were sent, and whether all ranks hold the same model.
+Run ``torchrun --standalone --nproc-per-node=2 examples/distributed.py``, or
+``python examples/distributed.py`` for a single process. It prints the error after every
+batch, the amount of data sent, and whether all ranks hold the same model.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def truth(x: Tensor) -> Tensor:
 
 
 def shard(num: int, batch: int, rank: int) -> tuple[Tensor, Tensor]:
-    """What a rank has of a batch: data of its own, never those of another."""
+    """The shard of a batch on one rank; no two ranks share data."""
     generator = torch.Generator().manual_seed(1_000 * batch + rank)
     x = 3 * torch.rand(num, 2, generator=generator)
     return x, truth(x) + 0.1 * torch.randn(num, generator=generator)
 
 
 def digest(model: StreamingGP) -> str:
-    """A name for all bits of a model."""
+    """A hash of all values of a model."""
     values = model.state_dict().values()
     data = b"".join(value.cpu().contiguous().numpy().tobytes() for value in values)
     return hashlib.sha256(data).hexdigest()[:12]
@@ -75,8 +75,20 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-batches", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=2_000)
-    parser.add_argument("--num-steps", type=int, default=30)
+    parser.add_argument(
+        "--num-batches", type=int, default=4, help="batches of the stream (%(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=2_000,
+        help="points per batch, over all ranks (%(default)s)",
+    )
+    parser.add_argument(
+        "--num-steps",
+        type=int,
+        default=30,
+        help="limit on gradient steps per update (%(default)s)",
+    )
     chosen = parser.parse_args()
     main(chosen.num_batches, chosen.batch_size, chosen.num_steps)

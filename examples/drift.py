@@ -1,8 +1,8 @@
-"""A function that changes while it is learned: what to forget, the evidence decides.
+"""A function that changes while it is learned: the evidence decides what to forget.
 
-Inputs stay in one range, but after all batches the function is the negative of what it
-was at first. ``forget="auto"`` runs beside fixed powers of the past. Run
-``python examples/drift.py``: prints a table, saves out/drift.png.
+The inputs stay in one range, but the function slowly turns into its negative.
+``forget="auto"`` is compared with fixed rates. Run ``python examples/drift.py``: it
+prints a table and saves out/drift.png.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BEST_COLOR = "tab:green"
 
 
 def truth(x: Tensor, angle: float) -> Tensor:
-    """The function at an angle: 0 at the start, pi where it is its own negative."""
+    """The function at an angle: 0 at the start, pi for its negative."""
     return math.cos(angle) * torch.sin(1.5 * x) + math.sin(angle) * torch.cos(2 * x)
 
 
@@ -206,6 +206,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-steps", type=int, default=10)
-    parser.add_argument("--out", default="out")
+    parser.add_argument(
+        "--num-steps",
+        type=int,
+        default=10,
+        help="limit on gradient steps per update (%(default)s)",
+    )
+    parser.add_argument(
+        "--out", default="out", help="folder for the figure (%(default)s)"
+    )
     main(**vars(parser.parse_args()))

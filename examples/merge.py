@@ -1,9 +1,9 @@
-"""Three sites, each with a stream of its own, joined every hour.
+"""Three sites with separate streams, joined every hour.
 
-Each site sees a part of the inputs, and learns as its data arrive. Every hour what all
-of them saw becomes one model, which each site continues from: what it was given is kept
-apart from what it adds, so nothing is counted twice. Run ``python examples/merge.py``:
-prints a table, saves out/merge.png.
+Each site sees a part of the inputs and learns as its data arrive. Every hour, the
+models of all sites are merged into one, and each site continues from a branch of it.
+A branch keeps what it was given apart from what it adds, so nothing is counted twice.
+Run ``python examples/merge.py``: it prints a table and saves out/merge.png.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Online regression on a series that changes its character as it arrives.
 
-Batches come from left to right and are forgotten after one update each. Run
-``python examples/regression.py``: prints a table, saves out/regression.png.
+Batches arrive from left to right, and the model sees each of them once. Run
+``python examples/regression.py``: it prints a table and saves out/regression.png.
 """
 
 from __future__ import annotations
@@ -117,6 +117,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-steps", type=int, default=100)
-    parser.add_argument("--out", default="out")
+    parser.add_argument(
+        "--num-steps",
+        type=int,
+        default=100,
+        help="limit on gradient steps per update (%(default)s)",
+    )
+    parser.add_argument(
+        "--out", default="out", help="folder for the figure (%(default)s)"
+    )
     main(**vars(parser.parse_args()))

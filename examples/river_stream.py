@@ -1,8 +1,8 @@
-"""A Gaussian process in river: predict each datum, then learn it.
+"""A Gaussian process in river: predict each point, then learn from it.
 
-The approval of a president, estimated from polls, day by day. Every model sees a datum
-once, after it was asked to predict it. Run ``python examples/river_stream.py``: prints
-a table, saves out/river_stream.png.
+The stream is the approval of a president, estimated from polls, day by day. Every model
+predicts each point before it learns from it. Run ``python examples/river_stream.py``:
+it prints a table and saves out/river_stream.png.
 """
 
 from __future__ import annotations
@@ -113,7 +113,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-data", type=int, default=300)
-    parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--out", default="out")
+    parser.add_argument(
+        "--num-data", type=int, default=300, help="length of the stream (%(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=1, help="points per batch (%(default)s)"
+    )
+    parser.add_argument(
+        "--out", default="out", help="folder for the figure (%(default)s)"
+    )
     main(**vars(parser.parse_args()))

@@ -1,8 +1,8 @@
-"""Months of a sensor, reading by reading: gaps, a drift, a re-calibration.
+"""Months of sensor data, reading by reading: gaps, a drift, a recalibration.
 
-Nothing is tuned: ``forget="auto"`` lets old stretches go as time grows past the
-inducing points, and begins anew where the sensor was calibrated. Run ``python
-examples/sensor.py``: prints a table, saves out/sensor.png.
+Nothing is tuned. ``forget="auto"`` drops old stretches as the time axis outgrows the
+inducing points, and starts over after the recalibration. Run
+``python examples/sensor.py``: it prints a table and saves out/sensor.png.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch_ssgp import StreamingGP
 from torch_ssgp.exceptions import BudgetWarning
 
 NOISE = 0.3  # degrees
-JUMP = 8.0  # degrees that the re-calibration takes away
+JUMP = 8.0  # degrees that the recalibration takes away
 GAPS = ((0.18, 0.22), (0.55, 0.58))  # in lengths of the series
 DRIFT_FROM, CALIBRATED_AT = 0.3, 0.75
 
@@ -40,7 +40,7 @@ class Series(NamedTuple):
     Attributes:
         t: ``(n,)``, days.
         y: ``(n,)``, degrees.
-        calibrated: Day of the re-calibration.
+        calibrated: Day of the recalibration.
     """
 
     t: Tensor
@@ -128,7 +128,7 @@ def print_table(series: Series, track: Track) -> None:
     """Errors one step ahead by tenths, what was forgotten, and the noise."""
     error, inside = series.y - track.mean, 1.645 * track.std
     print(f"one reading ahead (the noise is {NOISE})")
-    print(f"{'days':>14}{'RMSE':>8}{'in 90 %':>9}{'forgot':>8}{'anew':>6}{'noise':>8}")
+    print(f"{'days':>14}{'RMSE':>8}{'in 90 %':>9}{'forgot':>8}{'reset':>6}{'noise':>8}")
     for part in torch.arange(1, len(series.t)).chunk(10):
         rmse = error[part].square().mean().sqrt()
         share = (error[part].abs() < inside[part]).double().mean()
@@ -161,13 +161,13 @@ def draw(series: Series, track: Track, path: Path) -> None:
     power.set_ylim(-0.05, 1.05)
     power.set_ylabel("forgot (λ)")
     noise.axhline(NOISE, color="k", ls="--", lw=1, label="true noise")
-    noise.plot(series.t, track.noise, color="tab:green", label="noise learned")
+    noise.plot(series.t, track.noise, color="tab:green", label="learned noise")
     noise.set_ylim(0, 4 * NOISE)
     noise.set_ylabel("degrees")
     noise.set_xlabel("days")
     length = series.calibrated / CALIBRATED_AT
     for ax in (band, power, noise):
-        label = "re-calibration" if ax is band else None
+        label = "recalibration" if ax is band else None
         ax.axvline(series.calibrated, color="tab:orange", lw=1, label=label)
         for begin, end in GAPS:
             ax.axvspan(begin * length, end * length, color="0.92", lw=0)
@@ -184,9 +184,28 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--days", type=float, default=60)
-    parser.add_argument("--every-hours", type=float, default=2)
-    parser.add_argument("--num-inducing", type=int, default=40)
-    parser.add_argument("--num-steps", type=int, default=10)
-    parser.add_argument("--out", default="out")
+    parser.add_argument(
+        "--days", type=float, default=60, help="length of the series (%(default)s)"
+    )
+    parser.add_argument(
+        "--every-hours",
+        type=float,
+        default=2,
+        help="hours between readings (%(default)s)",
+    )
+    parser.add_argument(
+        "--num-inducing",
+        type=int,
+        default=40,
+        help="limit on inducing points (%(default)s)",
+    )
+    parser.add_argument(
+        "--num-steps",
+        type=int,
+        default=10,
+        help="limit on gradient steps per update (%(default)s)",
+    )
+    parser.add_argument(
+        "--out", default="out", help="folder for the figure (%(default)s)"
+    )
     main(**vars(parser.parse_args()))

@@ -1,8 +1,8 @@
 """A Gaussian process in scikit-learn: chunks with partial_fit, cross-validation.
 
-Patients arrive in chunks, and the model goes on learning; then the same estimator in a
-pipeline, beside scikit-learn's exact GP. Run ``python examples/sklearn_pipeline.py``:
-prints two tables.
+Patients arrive in chunks, and the model learns from each. The same estimator is then
+cross-validated in a pipeline, next to scikit-learn's exact GP. Run
+``python examples/sklearn_pipeline.py``: it prints two tables.
 """
 
 from __future__ import annotations
@@ -95,5 +95,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-steps", type=int, default=100)
+    parser.add_argument(
+        "--num-steps",
+        type=int,
+        default=100,
+        help="limit on gradient steps per update (%(default)s)",
+    )
     main(**vars(parser.parse_args()))

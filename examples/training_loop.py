@@ -1,12 +1,13 @@
-"""A plain PyTorch loop on a stream: robust regression, one class of GPyTorch replaced.
+"""A plain PyTorch loop on a stream: robust regression with one GPyTorch class replaced.
 
-Data arrive in batches from left to right, one in ten of them an outlier, and are
-never seen again. Model, likelihood, objective, optimiser and scheduler are the usual
-ones of GPyTorch and PyTorch; what makes it streaming is the strategy and one call of
-``absorb`` after each batch. Inducing points are added as the stream goes, and the same
-optimiser goes on.
+Data arrive in batches from left to right, and each batch is used once. One target in
+ten is an outlier. Model, likelihood, objective, optimiser and scheduler are the usual
+ones of GPyTorch and PyTorch. Only the strategy is different, with one call of
+``absorb`` between batches. Inducing points are added along the way, and the same
+optimiser carries on.
 
-Run ``python examples/training_loop.py``: prints a table, saves out/training_loop.png.
+Run ``python examples/training_loop.py``: it prints a table and saves
+out/training_loop.png.
 """
 
 from __future__ import annotations
@@ -208,6 +209,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-steps", type=int, default=300)
-    parser.add_argument("--out", default="out")
+    parser.add_argument(
+        "--num-steps",
+        type=int,
+        default=300,
+        help="optimiser steps per batch (%(default)s)",
+    )
+    parser.add_argument(
+        "--out", default="out", help="folder for the figure (%(default)s)"
+    )
     main(**vars(parser.parse_args()))

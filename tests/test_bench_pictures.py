@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from workbench import example_pages, guide_pictures, picture_page, readme
+from workbench.common import DOCS
 from workbench.results import Contents, Row
 
 MADE = {"stream": "S", "unit": "m", "length": 3, "inducing": 7}
@@ -77,11 +78,24 @@ def test_pictures_of_guides_show_every_size(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"sizes.png", "crossover.png"}
 
 
-def test_the_page_of_an_example_has_its_words_its_output_and_its_figure() -> None:
-    text = example_pages.page("drift", "a line", 1)
+def test_the_page_of_an_example_has_its_words_its_output_and_its_figure(
+    tmp_path: Path,
+) -> None:
+    ran = example_pages.Ran("a line", [b"figure"], "1.0")
+    text = example_pages.page("drift", ran)
     title, about = example_pages.title_and_text("drift")
     assert text.startswith(f"# {title}\n\n{about}\n\n![{title}](drift.png)\n")
     assert "```text\na line\n```" in text and "``python" not in about
     assert all(
         f"({name}.md)" in example_pages.index() for name in example_pages.names()
     )
+    (tmp_path / "drift.md").write_text(text, encoding="utf-8")
+    (tmp_path / "drift.png").write_bytes(b"figure")
+    assert example_pages.ran_before("drift", tmp_path) == ran
+
+
+@pytest.mark.parametrize("name", example_pages.names())
+def test_pages_of_examples_say_what_the_examples_say(name: str) -> None:
+    folder = DOCS / "examples"
+    page = example_pages.page(name, example_pages.ran_before(name, folder))
+    assert (folder / f"{name}.md").read_text(encoding="utf-8") == page

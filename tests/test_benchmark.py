@@ -75,7 +75,7 @@ def test_a_gap_is_read_from_its_numbers() -> None:
 
     chosen = text(1.0, 0.99, 0.9, 0.9, 0.5)
     assert "is 0.990 times" in chosen and "0.500 times" in chosen
-    assert "little of this gap is what was forgotten" in chosen
+    assert "little of this gap is due to forgetting" in chosen
     assert "both have to move together" in chosen
     forgotten = text(1.0, 0.6, 0.55, 0.5, 0.5)
     assert "little of this gap" not in forgotten and "together" not in forgotten

@@ -164,3 +164,11 @@ def test_readme_is_short_and_shows_what_the_files_say() -> None:
     text = readme.README.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 100
     assert readme.filled(text) == text, "Run scripts/benchmark.py report."
+
+
+def test_no_text_says_that_the_memory_stores_no_data() -> None:
+    """It keeps raw data while it has room, and inducing points are inputs."""
+    sources = [*(ROOT / "torch_ssgp").rglob("*.py"), *PAGES]
+    claim = re.compile(r"data\s+are\s+not\s+stored|forgets?\s+them|stores\s+no\s+data")
+    found = [p.name for p in sources if claim.search(p.read_text(encoding="utf-8"))]
+    assert found == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+
+import pytest
 import torch
 
 from conftest import FULL
@@ -48,6 +51,17 @@ def test_a_recommendation_ahead_of_its_evaluations_is_explained():
     text = bayesopt.reading(regrets)
     assert "KG evaluates where it learns most" in text
     assert "KG: the streaming model's recommendation is 0.0100" in text
+
+
+def test_restarted_line_searches_do_not_warn_over_the_progress_bar():
+    with bayesopt.expected_warnings_ignored():
+        text = "Optimization failed in `gen_candidates_scipy` with the following."
+        warnings.warn(text, RuntimeWarning, stacklevel=1)
+    with (
+        pytest.warns(RuntimeWarning, match="other"),
+        bayesopt.expected_warnings_ignored(),
+    ):
+        warnings.warn("another cause", RuntimeWarning, stacklevel=1)
 
 
 def test_active_learning_lowers_the_error_of_the_map(tmp_path, capsys):

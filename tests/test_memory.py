@@ -436,11 +436,15 @@ def test_the_dtype_of_the_model_leaves_what_is_known_alone():
     x, y = draw(60)
     model = make(10)
     model.update(x, y, num_steps=10)
-    before = model.summary.covariance
+    before, variance = model.summary.covariance, model(x).variance
     model.float()
     assert model.summary.g.dtype == model.memory.g.dtype == torch.float64
     assert torch.equal(model.summary.covariance, before)
     assert model(x.float()).mean.dtype == torch.float32
+    # Rounded hyperparameters and inputs alone; a rounded summary was off by two thirds.
+    torch.testing.assert_close(
+        model(x.float()).variance.double(), variance, rtol=1e-3, atol=1e-7
+    )
 
 
 def test_options_that_are_no_flags_are_refused():

@@ -448,14 +448,14 @@ def test_many_models_in_one_call_equal_a_tree_of_pairs():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: make(likelihood=BernoulliLikelihood()), "another likelihood"),
-        (lambda: make(kernel=RBFKernel()), "another covar_module"),
-        (lambda: make(kernel=MaternKernel(nu=0.5)), "another covar_module"),
-        (lambda: make(kernel=MaternKernel(ard_num_dims=2)), "another covar_module"),
-        (lambda: make(mean_module=ZeroMean()), "another mean_module"),
-        (lambda: make(batch_shape=torch.Size([2])), "another likelihood"),
-        (lambda: make(alpha=0.5), "another alpha"),
-        (lambda: make().float(), "another dtype"),
+        (lambda: make(likelihood=BernoulliLikelihood()), "different likelihood"),
+        (lambda: make(kernel=RBFKernel()), "different covar_module"),
+        (lambda: make(kernel=MaternKernel(nu=0.5)), "different covar_module"),
+        (lambda: make(kernel=MaternKernel(ard_num_dims=2)), "different covar_module"),
+        (lambda: make(mean_module=ZeroMean()), "different mean_module"),
+        (lambda: make(batch_shape=torch.Size([2])), "different likelihood"),
+        (lambda: make(alpha=0.5), "different alpha"),
+        (lambda: make().float(), "different dtype"),
         (lambda: "a string", "expected a StreamingGP"),
     ],
 )
@@ -470,13 +470,13 @@ def test_models_of_other_inputs_or_batch_shapes_are_refused():
     one, two = make(), make()
     one.update(x, y, num_steps=0)
     two.update(torch.cat([x, x], -1), y, num_steps=0)
-    with pytest.raises(MergeError, match="another number of inputs.*2 instead of 1"):
+    with pytest.raises(MergeError, match="different number of inputs.*2 instead of 1"):
         merge([one, two])
     kernel = ScaleKernel(MaternKernel())
     batched = StreamingGP(
         kernel, GaussianLikelihood(), ZeroMean(), batch_shape=torch.Size([3])
     )
-    with pytest.raises(MergeError, match="another batch_shape"):
+    with pytest.raises(MergeError, match="different batch_shape"):
         merge([StreamingGP(kernel, mean_module=ZeroMean()), batched])
     with pytest.raises(MergeError, match="models is empty"):
         merge([])

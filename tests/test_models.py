@@ -436,6 +436,15 @@ def test_learning_recovers_the_noise_of_all_data(optimizer):
     assert result.bound_trace.shape == (result.num_steps,)
 
 
+def test_the_repr_of_a_result_leaves_out_its_trace():
+    x, y = draw(40)
+    model = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=5).double()
+    result = model.update(x, y, num_steps=20, learn_hyperparameters=True)
+    assert len(result.bound_trace) > 1
+    assert "bound_trace" not in repr(result)
+    assert "num_steps=" in repr(result) and len(repr(result)) < 1000
+
+
 @pytest.mark.parametrize("kernel", [*KERNELS, "ard", "deep"])
 def test_any_kernel_learns_on_a_stream(kernel):
     class Deep(gpytorch.kernels.Kernel):

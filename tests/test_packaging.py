@@ -285,6 +285,57 @@ def test_tour_names_every_room() -> None:
     assert rooms - set(re.findall(r"\w+", tour())) == set()
 
 
+@pytest.mark.parametrize("folder", ["update", "variational", "surrogates"])
+def test_the_tour_of_a_folder_names_every_file(folder: str) -> None:
+    text = (PACKAGE / folder / "__init__.py").read_text(encoding="utf-8")
+    tour = ast.get_docstring(ast.parse(text)) or ""
+    files = {path.name for path in (PACKAGE / folder).glob("[!_]*.py")}
+    assert files == set(re.findall(r"^``(\w+\.py)``", tour, re.MULTILINE))
+
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+each_source = pytest.mark.parametrize(
+    "path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE))
+)
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def private_members(path: Path) -> set[str]:
+    """Private methods and attributes of the classes in a file."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef):
+            names |= {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if ast.unparse(node.value) == "self":
+                names.add(node.attr)
+    return {name for name in names if is_private(name)}
+
+
+@each_source
+def test_no_file_uses_what_is_private_in_another(path: Path) -> None:
+    """Classes may use what they inherit; private names of other packages are theirs."""
+    ours = set().union(*map(private_members, SOURCES)) - private_members(path)
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr in ours:
+            if ast.unparse(node.value) not in ("self", "cls", "super()"):
+                found.append(ast.unparse(node))
+        if isinstance(node, ast.ImportFrom) and "torch_ssgp" in str(node.module):
+            found += [name.name for name in node.names if is_private(name.name)]
+    assert found == []
+
+
+@each_source
+def test_a_file_is_short_or_says_why_it_is_not(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    reason = "A long file, on purpose:" in (ast.get_docstring(ast.parse(text)) or "")
+    assert len(text.splitlines()) <= (600 if reason else 500)
+
+
 def test_every_path_in_the_readme_exists() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [path for path in PATH.findall(readme) if not (ROOT / path).exists()] == []

@@ -442,7 +442,7 @@ def test_a_policy_is_asked_for_with_the_class_it_holds(tmp_path: Path) -> None:
         (AdaptiveBudget(policy=OwnPolicy()), "OwnPolicy"),
     ]:
         StreamingGP(RBFKernel(), inducing_policy=policy).save(path)
-        with pytest.raises(StateError, match=f"with .*{own}.*taken as it is") as caught:
+        with pytest.raises(StateError, match=f"with .*{own}.*used as passed") as caught:
             StreamingGP.load(path)
         assert "builtins" not in str(caught.value)
         assert "replaced" not in str(caught.value)
@@ -551,7 +551,7 @@ def test_a_sealed_file_without_a_whole_model_is_refused(value: Any, saved: Path)
 def test_a_file_of_parts_that_do_not_go_together_is_refused(saved: Path) -> None:
     content = content_of(saved)
     content["settings"]["batch_shape"] = torch.Size([2])
-    with pytest.raises(StateError, match="does not fit together"):
+    with pytest.raises(StateError, match="is inconsistent"):
         StreamingGP.load(seal(content, saved))
 
 

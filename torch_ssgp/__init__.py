@@ -1,9 +1,9 @@
 """Streaming sparse Gaussian processes on GPyTorch.
 
-What was seen is kept as a small regression data set: raw data, and pseudo-observations
-of the function at the points of a memory that is finer than the model. An update is
-sparse regression on all that is remembered; its result is the posterior at the inducing
-points. Data walk through the rooms once:
+The memory of a model is a small regression data set: raw data, and pseudo-observations
+of the function at more points than the model has. An update is sparse regression on the
+whole memory. Its result is the posterior at the inducing points. Data flow through the
+package once:
 
     update(x, y) -> remember -> learn -> summarise -> compress -> predict
 
@@ -11,22 +11,22 @@ points. Data walk through the rooms once:
 ``models.py``                ``StreamingGP``, the front door
 ``core.py``                  its state, checks and caches
 ``conditioning.py``          data in closed form: fantasies
-``validation.py``            the input contract: what is refused, and how it is said
+``validation.py``            the input contract: checks and their error messages
 ``memory.py``                ``Memory``: raw data and rows, of a bounded size
 ``compression.py``           the points it keeps, and the stretch it drops
-``buffers.py``               state in buffers that are replaced all at once
+``buffers.py``               state in buffers that are replaced atomically
 ``inducing.py``              policies that choose inducing points
 ``points.py``                sets of points: thin, merge, drop
 ``update/``                  one update, as a function; its ``__init__.py`` is its tour
-``modules.py``               where GPyTorch kernels and noises become tensors; jitter
+``modules.py``               GPyTorch kernels and noises as tensors; jitter
 ``kernels.py``               GPyTorch's common kernels as plain tensors
 ``functional.py``            the mathematics, as pure functions of tensors
 ``fused.py``                 the bound with its gradient in closed form
 ``summary.py``               ``PosteriorSummary``: the posterior at inducing points
 ``prediction.py``            the posterior at test points
-``advice.py``                what an update warns of, once for each cause
-``atomic.py``                change modules all at once, or not at all
-``likelihoods.py``           what an update asks of a likelihood
+``advice.py``                warnings of an update, once for each cause
+``atomic.py``                atomic changes of modules
+``likelihoods.py``           what an update needs from a likelihood
 ``merging.py``               ``merge``: several models into one
 ``parts.py``                 what each of them saw
 ``branching.py``             ``branch``: copies that can be merged again
@@ -39,14 +39,14 @@ points. Data walk through the rooms once:
 ``surrogates/``              BoTorch models (needs the extra ``botorch``)
 ``sklearn.py``               scikit-learn estimators (needs the extra ``sklearn``)
 ``river.py``                 river estimators (needs the extra ``river``)
-``estimators.py``            what these two share: numpy in, numpy out
+``estimators.py``            what these two share: NumPy in, NumPy out
 ``river_base.py``            what the estimators for river share
-``features.py``              features that come and go, as columns
-``calibration.py``           intervals that follow the errors of earlier ones
+``features.py``              features that appear and vanish, as columns
+``calibration.py``           intervals calibrated on earlier errors
 ``export.py``                a model as plain tensors, for deployment
 ``plain_kernels.py``         kernels at fixed points, for exported models
 ``plotting.py``              pictures of a stream (needs the extra ``plot``)
-``persistence.py``           models in files; a load that fails changes nothing
+``persistence.py``           models in files: atomic saving, checked loading
 ``settings.py``              jitter and the dtype of the algebra
 ``exceptions.py``            named errors and warnings
 ===========================  ==========================================================

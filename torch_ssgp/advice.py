@@ -70,7 +70,7 @@ def _too_few_points(
     advice = model.inducing_policy.advice(num_inducing, model.num_inducing)
     text = (
         f"Computing with {num_inducing} inducing points loses {loss:.2g} nats per "
-        f"datum, see UpdateResult.projection_loss. {advice}, or predict with "
+        f"datum (UpdateResult.projection_loss). {advice}, or predict with "
         "from_memory=True."
     )
     return text, BudgetWarning
@@ -82,13 +82,13 @@ def _too_small_memory(learned: Learned, data: Data, options: UpdateOptions) -> F
         return None
     text = (
         f"Compressing the memory to {learned.memory['points'].size(-2)} points lost "
-        f"{loss:.2g} nats per new datum, see UpdateResult.memory_loss. Raise "
-        "memory_size, or num_inducing"
+        f"{loss:.2g} nats per new datum (UpdateResult.memory_loss). Raise "
+        "memory_size or num_inducing"
     )
     if options.forgets_by_evidence:
-        text += ". On a time axis that grows, old stretches are dropped in time."
+        text += ". On a growing time axis, old stretches will be dropped."
     else:
-        text += "; on a time axis that grows, let the past go: forget='auto'."
+        text += ". On a growing time axis, drop the past with forget='auto'."
     return text, BudgetWarning
 
 
@@ -96,11 +96,11 @@ def _flattened(learned: Learned) -> Found:
     if not bool(learned.flattened.any()):
         return None
     text = (
-        "Learning gave up the function, see UpdateResult.flattened: the noise "
-        "multiplied, or the lengthscales left the range of the data. If the stream has "
-        "changed, let the evidence decide what to forget: forget='auto', or a larger "
-        "change_odds where it decides already. If not, bound noise and lengthscales by "
-        "constraints or priors."
+        "Learning explained the function as noise (UpdateResult.flattened): the noise "
+        "grew many times over, or the lengthscales left the range of the data. If the "
+        "stream has changed, use forget='auto'; if you do already, raise change_odds. "
+        "If it has not changed, use constraints or priors to bound noise and "
+        "lengthscales."
     )
     return text, FlattenedWarning
 
@@ -129,10 +129,10 @@ def _sharing(model: StreamingCore, options: UpdateOptions) -> Found:
     if not names:
         return None
     text = (
-        f"{' and '.join(dict.fromkeys(names))} without a batch_shape in a model of "
+        f"{' and '.join(dict.fromkeys(names))} without a batch_shape in a model with "
         f"batch_shape {tuple(batch)}: all streams share one set of hyperparameters. "
-        f"For one set per stream use batch_shape=torch.Size({list(batch)}) there too; "
-        "to share them on purpose, torch.Size([1])."
+        f"For one set per stream, use batch_shape=torch.Size({list(batch)}) there too. "
+        "To share them on purpose, use torch.Size([1])."
     )
     return text, SharedHyperparametersWarning
 
@@ -147,10 +147,10 @@ def _rounding(model: StreamingCore, data: Data) -> Found:
     if step is None:
         return None
     text = (
-        f"Inputs are so large that {model.dtype} resolves only steps of {step:g}: "
+        f"Inputs are so large that {model.dtype} resolves only steps of {step:g}, so "
         "neighbours become one point. Subtract the first value, such as the first "
-        "timestamp, before you convert them to that dtype, or use "
-        "model.to(torch.float64) and inputs of that dtype."
+        "timestamp, before you convert the inputs to that dtype, or use "
+        "model.to(torch.float64) with float64 inputs."
     )
     return text, PrecisionWarning
 

@@ -26,8 +26,8 @@ def atomic_change(
 ) -> Result:
     """Change modules atomically: any exception, even Ctrl-C, restores them.
 
-    Parameters keep their identity, because optimisers hold them. So they change one
-    after the other, and an exception may come in between.
+    Parameters must keep their identity, because optimisers hold them. So they change
+    one after the other, and an exception may occur in between.
 
     Args:
         change: Makes the change.
@@ -46,7 +46,7 @@ def atomic_change(
 
 
 class Locks:
-    """Who may change a model, and who may look at it.
+    """Which thread may change a model, and which may read it.
 
     Attributes:
         commit: Held briefly, to change a model or to read all of it.
@@ -59,9 +59,9 @@ class Locks:
 
     @contextmanager
     def turn(self, device: torch.device) -> Iterator[None]:
-        """Wait until other changes of the model are done: changes follow one another.
+        """Wait until other changes of the model are done, so that changes are serial.
 
-        Gradients can be taken inside, whatever the mode of the caller. If the change
+        Gradients are enabled inside, whatever the mode of the caller. If the change
         fails, torch's generators are restored.
 
         Args:
@@ -70,8 +70,8 @@ class Locks:
         if self._writing.locked() and self._writer == threading.get_ident():
             raise ArgumentError(
                 "The model is in the middle of an update, which would overwrite this "
-                "change. Make it after the update, not in its callback, or change a "
-                "copy: copy.deepcopy(model)."
+                "change. Change the model after the update, not in its callback, or "
+                "change a copy: copy.deepcopy(model)."
             )
         with self._writing, torch.inference_mode(False):
             on_host = torch.get_rng_state()
@@ -140,7 +140,7 @@ class AtomicModule:
 
     @torch.inference_mode(False)
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
-        """Python's deep copy, made while nobody changes the module."""
+        """Python's deep copy, made while no thread changes the module."""
         with self.core.locks.commit:
             new = memo[id(self)] = object.__new__(type(self))
             new.__setstate__(deepcopy(self.__getstate__(), memo))

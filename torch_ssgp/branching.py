@@ -19,15 +19,15 @@ Model = TypeVar("Model", StreamingGP, MultiOutputGP)
 
 
 def branch(base: Model) -> Model:
-    """A copy to send to a worker, which can be merged with others of its kind.
+    """Make a copy for a worker, which can later be merged with other copies.
 
     It predicts, learns and forgets like any copy. Its memory keeps what the base knew
-    apart from what is added, so that :func:`torch_ssgp.merge` counts the base once,
+    separate from what is added, so that :func:`torch_ssgp.merge` counts the base once,
     whatever was learned or compressed in between. The price is at most ``memory_size``
     more rows in the memory.
 
     Args:
-        base: The model to continue; it stays as it is.
+        base: The model to continue; it is unchanged.
 
     Returns:
         A model of the same class.
@@ -63,7 +63,7 @@ def mark(model: StreamingCore, key: int) -> None:
     """Mark everything a model knows as inherited from a base.
 
     Args:
-        model: The model; no other thread may use it meanwhile.
+        model: The model; no other thread may use it at the same time.
         key: The key of the base, see :func:`key_of`.
     """
     memory = model.memory

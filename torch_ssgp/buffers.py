@@ -1,4 +1,4 @@
-"""State in buffers that may change their size and are replaced all at once."""
+"""State in buffers that may change their size and are replaced atomically."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch_ssgp.validation import expands_to
 
 
 class Buffers(nn.Module):
-    """Buffers that change their size, keep their dtype, and are replaced all at once.
+    """Buffers that change their size, keep their dtype, and are replaced atomically.
 
-    Subclasses say in ``SIZES`` which dimensions each buffer has after those of the
-    batch: the same letter stands for the same size.
+    Subclasses list in ``SIZES`` the dimensions of each buffer after those of the batch.
+    The same letter stands for the same size.
     """
 
     SIZES: dict[str, str]
@@ -30,7 +30,7 @@ class Buffers(nn.Module):
         self.__dict__["_buffers"] = self._buffers | buffers
 
     def __copy__(self) -> Any:
-        """A copy with the same buffers; it keeps them when these are replaced."""
+        """A copy that keeps these buffers when the original replaces its own."""
         new = type(self).__new__(type(self))
         new.__dict__ = {**self.__dict__, "_buffers": dict(self._buffers)}
         return new
@@ -52,9 +52,9 @@ class Buffers(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Take the sizes of what is loaded; torch would insist on the present ones.
+        """Take the sizes of the loaded state; torch would require the current ones.
 
-        Buffers are in the dtype of the algebra, whatever that of the model.
+        Buffers have the dtype of the algebra, whatever the dtype of the model.
         """
         g = state_dict.get(prefix + "g", self.g)
         if g.shape[:-1] != self.g.shape[:-1]:
@@ -82,7 +82,7 @@ class Buffers(nn.Module):
         if missing:
             raise StateError(
                 f"The state has a {what} without {', '.join(missing)}; nothing was "
-                "loaded. It is loaded with all its tensors, or not at all."
+                "loaded. Pass a state with all its tensors."
             )
         batch_shape = values["g"].shape[:-1]
         sizes: dict[str, int] = {}
@@ -98,9 +98,9 @@ class Buffers(nn.Module):
                 )
             ):
                 raise StateError(
-                    f"{prefix}{name} has shape {tuple(shape)} in the state loaded, "
-                    f"which does not go with the rest of the {what}; nothing was "
-                    "loaded. Use a state as it came from state_dict()."
+                    f"{prefix}{name} has shape {tuple(shape)} in the state, which "
+                    f"does not fit the rest of the {what}; nothing was loaded. Pass a "
+                    "state as returned by state_dict()."
                 )
 
 

@@ -1,15 +1,15 @@
 r"""Prediction intervals that are calibrated on earlier errors.
 
 A model that learns its hyperparameters from few data is overconfident, and a stream
-that changes surprises any model. Predictions of a stream are checked as soon as their
-targets come, so the width of the next interval can follow the distances
+that changes surprises any model. Predictions can be checked as soon as their targets
+arrive, so the width of the next interval can follow the distances
 
 .. math:: r_i = |y_i - \mu_i| / \sigma_i
 
-of targets from predictions that did not know them: the interval of level :math:`p` is
-:math:`\mu \pm q \sigma`, where a share :math:`p` of recent distances is below ``q``
-(split conformal prediction on a sliding window, Vovk et al. 2005; Barber et al. 2023).
-Until there are enough of them, the distances are taken to be normal.
+of targets from predictions made before they were learned. The interval of level
+:math:`p` is :math:`\mu \pm q \sigma`, where a share :math:`p` of recent distances is
+below ``q`` (split conformal prediction on a sliding window, Vovk et al. 2005; Barber et
+al. 2023). Until there are enough of them, the distances are taken to be normal.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Calibration:
     """How far targets were from their predictions.
 
     Attributes:
-        distances: The last ones, in standard deviations.
+        distances: The most recent distances, in standard deviations.
     """
 
     distances: tuple[float, ...] = ()
 
     def seen(self, distances: Iterable[float]) -> Calibration:
-        """The calibration after more of them."""
+        """The calibration after more distances."""
         new = (d for d in distances if math.isfinite(d))
         return Calibration((*self.distances, *new)[-WINDOW:])
 
@@ -44,7 +44,7 @@ class Calibration:
         """Half the width of an interval, in standard deviations of its prediction.
 
         Args:
-            level: Share of targets that it should hold, between 0 and 1.
+            level: Share of targets that it should contain, between 0 and 1.
         """
         normal = _NORMAL.inv_cdf((1 + level) / 2)
         if not self.distances:

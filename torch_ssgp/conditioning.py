@@ -39,8 +39,8 @@ def condition(
         x: ``(*batch, n, d)``.
         y: ``(*batch, n)``, or with further leading dimensions.
         noise: Known noise variances, of the shape of ``y``.
-        inducing_points: Where the new model keeps what it knows; all old inducing
-            points and ``x`` by default.
+        inducing_points: Inducing points of the new model; all old ones and ``x`` by
+            default.
     """
     data = core.check_data(x, y, noise, fantasy=True)
     labels, offset = data.y, torch.zeros_like(data.y[..., 0])
@@ -100,7 +100,7 @@ def condition(
 def _memory_with(
     core: StreamingCore, x: Tensor, y: Tensor, sites: GaussianData, shared: bool
 ) -> Memory:
-    """A memory that has also seen new data, as values; nothing is projected."""
+    """A memory that has also seen new data, detached; nothing is projected."""
     new = Data(x.detach(), y.detach(), sites.noise)
     rows, raw = recall(core.known(new), new, shared)
     every, target = remember(raw, new), sites.target

@@ -139,7 +139,7 @@ class StreamingCore(AtomicModule, GP):
                     "that broadcast."
                 ) from None
             raise ShapeError(
-                f"{names[0]} has shape {tuple(x.shape)}, which does not go with "
+                f"{names[0]} has shape {tuple(x.shape)}, which does not fit "
                 f"batch_shape {tuple(self.batch_shape)}. Expected "
                 f"{(*self.batch_shape, x.size(-2), x.size(-1))} or (n, d)."
             ) from None
@@ -189,8 +189,8 @@ class StreamingCore(AtomicModule, GP):
             if made:
                 raise ArgumentError(
                     f"covar_module draws {', '.join(sorted(made))} at its first call, "
-                    "so every copy of it would draw others. Pass the argument that "
-                    "makes it draw them when it is built; for RFFKernel that is "
+                    "so every copy would draw different values. Pass the argument that "
+                    "makes it draw them in its constructor; for RFFKernel that is "
                     f"num_dims={x.size(-1)}."
                 )
         return x
@@ -220,7 +220,7 @@ class StreamingCore(AtomicModule, GP):
         )
 
     def no_data(self) -> Data:
-        """An empty batch, to learn from what is remembered alone."""
+        """An empty batch, to learn from the memory alone."""
         points = self.memory.points
         return Data(points[..., :0, :], points.new_zeros(*self.batch_shape, 0))
 
@@ -267,7 +267,7 @@ class StreamingCore(AtomicModule, GP):
         return y.new_ones(self.batch_shape)
 
     def jitter(self, dtype: torch.dtype) -> float:
-        """The jitter of the settings, or what an update had to raise it to."""
+        """The jitter of the settings, or the larger one that an update had to use."""
         return max(settings.jitter.of(dtype), float(self.summary.jitter))
 
     @torch.no_grad()
@@ -285,7 +285,7 @@ class StreamingCore(AtomicModule, GP):
         return fn.evidence(rows, summary.noise_scale)
 
     def commit(self, learned: Learned) -> None:
-        """Make what was learned the model, all at once."""
+        """Make what was learned the state of the model, atomically."""
         prior, is_first = self.prior(), self.memory.is_empty
         frozen = () if self._frozen is None else self._frozen[2]
         pairs = [
@@ -383,6 +383,10 @@ class StreamingCore(AtomicModule, GP):
 
     # -- copies and states ----------------------------------------------------------
 
+    def forget_frozen_modules(self) -> None:
+        """Drop the frozen copies; call this after changing hyperparameters in place."""
+        self._frozen = None
+
     def bare_copy(self) -> StreamingCore:
         """A model with copies of all modules, and no summary yet."""
         memo: dict[int, Any] = {
@@ -422,6 +426,6 @@ class StreamingCore(AtomicModule, GP):
         return state
 
     def __setstate__(self, state: dict) -> None:
-        """A copy has locks of its own."""
+        """A copy has its own locks."""
         super().__setstate__(state)
         self.locks = Locks()

@@ -1,13 +1,14 @@
 r"""One stream over many processes, in the style of ``DistributedDataParallel``.
 
-    check     every rank its shard; one rank's error is raised by all
+    check     every rank checks its shard; an error on one rank is raised on all
     gather    all ranks get the whole batch: ``n (d + 1)`` numbers, once per update
     learn     the same walk on every rank, each with its share of the rows: products
-              over rows and gradients are added up, choices are those of the first rank
-    agree     what the first rank learned is what all ranks become, bit by bit
+              over rows and gradients are summed; the first rank makes all choices
+    agree     all ranks take over what the first rank learned, bit by bit
 
-What is divided is the work that grows with the batch, ``n m²`` operations and ``n m``
-numbers in every step. A rank holds the inputs of the whole batch, not its covariances.
+The ranks divide the work that grows with the batch: ``n m²`` operations and ``n m``
+numbers in every step. A rank holds the inputs of the whole batch, but not its
+covariances.
 """
 
 from __future__ import annotations
@@ -142,8 +143,8 @@ def _talking() -> Iterator[None]:
     except RuntimeError as error:
         raise PeerError(
             "A rank was lost, or did not answer within the timeout of the process "
-            "group; the model of this rank is unchanged. End all ranks and start them "
-            "again, from a file if you save one. The network said: "
+            "group. The model of this rank is unchanged. Stop all ranks and restart "
+            "them, from a saved file if there is one. The network error was: "
             f"{str(error).splitlines()[0]}"
         ) from error
 
@@ -170,20 +171,21 @@ class DistributedStreamingGP(nn.Module):
     """A model whose updates are shared by all ranks of a process group.
 
     Every rank builds the same model, wraps it, and calls :meth:`update` with its shard
-    of the batch; shards may differ in size, and all but one may be empty. Afterwards
-    all ranks hold the same model, bit by bit: the one that a single process would have
-    made of the whole batch (shards in the order of ranks), up to rounding.
+    of the batch. Shards may differ in size, and all but one may be empty. Afterwards
+    all ranks hold bit-identical models. Up to rounding, they equal the model of a
+    single process that sees the whole batch, with shards in the order of ranks.
 
     Predictions need no other rank: ``model(x)`` and ``model.predict(x)`` are those of
     ``model.module``. With a likelihood that is not Gaussian, with Power-EP, and in a
     :func:`~torch_ssgp.branch`, every rank does all the work of an update.
 
     Args:
-        model: The model, on the device of this rank. It becomes that of the first rank.
+        model: The model, on the device of this rank. It takes the state of the first
+            rank.
         process_group: The processes that take part; all by default.
-        shard_above: Size of the smallest batch whose work is divided. Every rank does
-            all the work of smaller ones, which costs less than messages. The size of
-            the memory by default.
+        shard_above: Size of the smallest batch whose work is divided; the size of the
+            memory by default. For smaller ones, every rank does all the work, because
+            that costs less than messages.
 
     Attributes:
         module: The model.
@@ -219,7 +221,7 @@ class DistributedStreamingGP(nn.Module):
         self._take_state_of_first()
 
     def _take_state_of_first(self) -> None:
-        """Begin with the model of the first rank, as DistributedDataParallel does."""
+        """Start from the model of the first rank, as DistributedDataParallel does."""
         state = self.module.state_dict()
         parts = {name: value.dtype for name, value in state.items()}
         if any(other != parts for other in self.ranks.everyones(parts)):
@@ -262,9 +264,9 @@ class DistributedStreamingGP(nn.Module):
     ) -> UpdateResult:
         """Learn from a batch of which every rank has a shard; all ranks call it.
 
-        If the shard of one rank is refused, all ranks raise the error that says so. If
-        a rank is lost, the others raise :class:`~torch_ssgp.exceptions.PeerError`
-        within the timeout of the process group. Either way no model changes.
+        If the shard of one rank is invalid, all ranks raise the error. If a rank is
+        lost, the others raise :class:`~torch_ssgp.exceptions.PeerError` within the
+        timeout of the process group. In both cases no model changes.
 
         Args:
             x_shard: ``(*batch_shape, n, d)`` or ``(n, d)``; ``n`` may be zero.
@@ -335,7 +337,7 @@ class DistributedStreamingGP(nn.Module):
         return shard, options
 
     def _check_reports(self, reports: list[Report]) -> None:
-        """Raise on all ranks what is wrong on one of them."""
+        """Raise the error of one rank on all ranks."""
         for rank, report in enumerate(reports):
             if report.problem is not None:
                 name, message = report.problem
@@ -375,7 +377,7 @@ class DistributedStreamingGP(nn.Module):
         )
 
     def _walk(self, divided: bool) -> Callable[..., Learned]:
-        """An update in which all ranks end with what the first one learned."""
+        """An update in which all ranks take over what the first one learned."""
 
         def walk(
             known: Known, data: Data, options: UpdateOptions, limits: Limits
@@ -399,7 +401,7 @@ class DistributedStreamingGP(nn.Module):
                     raise kind(f"On rank {rank}: {other[1]}")
             assert learned is not None
             same = self._same(learned)
-            self.ranks.everyones(None)  # all have it: nobody is left behind
+            self.ranks.everyones(None)  # wait until all ranks have it
             return same
 
         return walk
@@ -420,7 +422,7 @@ class DistributedStreamingGP(nn.Module):
 
 
 def _plain(value: Any) -> Any:
-    """An option, such that those of two ranks can be compared."""
+    """An option in a form that can be compared across ranks."""
     if isinstance(value, Tensor):
         digest = hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes())
         return (*value.shape, digest.hexdigest()[:8])

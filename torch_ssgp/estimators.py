@@ -1,4 +1,4 @@
-"""What the fronts for scikit-learn and river share: numpy in, numpy out."""
+"""What the estimators for scikit-learn and river share: NumPy in, NumPy out."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def make_model(
     batch_shape: torch.Size = torch.Size(),
     device: str | torch.device | None = None,
 ) -> StreamingGP:
-    """A new model in float64, of copies of what was given.
+    """A new float64 model, built from copies of the arguments.
 
     Args:
         num_dims: Number of inputs.
@@ -84,7 +84,7 @@ def make_model(
         memory_size: Number of points of the memory.
         inducing_policy: Chooses inducing points.
         batch_shape: Shape of independent functions.
-        device: Where to compute; the default of torch if not given.
+        device: Where to compute; torch's default if not given.
     """
     if kernel is None:
         kernel = default_kernel(num_dims, batch_shape)
@@ -111,7 +111,7 @@ def make_model(
 def widen(
     model: StreamingGP, wider: StreamingGP, column: Tensor, lengthscale: Tensor
 ) -> StreamingGP:
-    """The same model with more inputs, each of which had one value so far.
+    """The same model with more inputs, each of which was constant so far.
 
     What it knows is unchanged: all data seen have the same value of the new inputs.
 
@@ -161,7 +161,7 @@ def learn(
     noise: Tensor | None = None,
     weight: Tensor | None = None,
 ) -> UpdateResult:
-    r"""As :meth:`StreamingGP.update`, with options as one object, and with weights.
+    r"""Like :meth:`StreamingGP.update`, with options as one object and with weights.
 
     A weight is the power of the likelihood of a datum:
 

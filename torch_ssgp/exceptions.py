@@ -1,4 +1,4 @@
-"""Named errors and warnings: what came, what was expected, what to do."""
+"""Named errors and warnings: what was passed, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class UnknownOptionError(ArgumentError, TypeError):
 
 
 class MergeError(ArgumentError):
-    """Models that cannot become one."""
+    """Models that cannot be merged."""
 
 
 class SupportError(InputError):
@@ -53,11 +53,11 @@ class SupportError(InputError):
 
 
 class UnsupportedLikelihoodError(StreamingGPError, TypeError):
-    """A likelihood that this call cannot serve."""
+    """A likelihood that this call does not support."""
 
 
 class ExportError(StreamingGPError, TypeError):
-    """A kernel, mean or likelihood that has no closed formula to export."""
+    """A kernel, mean or likelihood that cannot be exported."""
 
 
 class FactorizationError(StreamingGPError, RuntimeError):
@@ -101,7 +101,7 @@ class PrecisionWarning(StreamingGPWarning):
 
 
 class FlattenedWarning(StreamingGPWarning):
-    """Learning that gave up the function and took it for noise."""
+    """Learning that explained the function as noise."""
 
 
 class ForgottenAbsorbWarning(StreamingGPWarning):
@@ -134,7 +134,7 @@ def breakdowns(*errors: type[Exception]) -> Iterator[None]:
     """Turn errors of linear algebra, and further ones, into a :class:`Breakdown`.
 
     Args:
-        *errors: What else hyperparameters out of range may raise here.
+        *errors: Other errors that hyperparameters out of range may raise here.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-r"""A model without its training stack: x -> (mean, variance) of targets.
+r"""A model without its training stack: from x to the mean and variance of targets.
 
-The posterior at test points, see :func:`torch_ssgp.functional.predictive_terms`, is a
-few products with matrices that no longer change:
+The posterior at test points (see :func:`torch_ssgp.functional.predictive_terms`) is a
+few products with fixed matrices:
 
 .. math::
     E f_s = m_s + K_{sb} w, \quad
@@ -9,9 +9,9 @@ few products with matrices that no longer change:
     w = L^{-\top} L_D^{-\top} c, \quad
     R^\top R = L^{-\top} (I - D^{-1}) L^{-1}.
 
-:class:`ExportedGP` holds them as buffers, beside the kernel with its second argument
-fixed, see :mod:`torch_ssgp.plain_kernels`. Nothing of GPyTorch is left inside, so that
-``torch.export``, ``torch.compile``, ``torch.jit.trace`` and ONNX can read it.
+:class:`ExportedGP` holds them as buffers, together with the kernel at fixed points (see
+:mod:`torch_ssgp.plain_kernels`). It uses nothing from GPyTorch, so ``torch.export``,
+``torch.compile``, ``torch.jit.trace`` and ONNX can read it.
 """
 
 from __future__ import annotations
@@ -307,6 +307,6 @@ def _unsupported(
     listed = ", ".join(kind.__name__ for kind in known)
     return ExportError(
         f"{name} has a {type(part).__name__}{hooked}, which cannot be exported; "
-        f"expected {listed}{', ' if also else ''}{also}. Subclasses may compute "
-        "something else, so they do not count. Use the model itself for the others."
+        f"expected {listed}{', ' if also else ''}{also}. Subclasses are not exported, "
+        "because they may compute something else. Use the model itself instead."
     )

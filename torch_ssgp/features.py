@@ -1,4 +1,4 @@
-"""Features that come and go, as columns of a matrix."""
+"""Features that appear and vanish, as columns of a matrix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Columns:
     Attributes:
         absent: Value of a feature that a datum lacks; ``None`` for its mean so far.
         names: The features.
-        count: ``(d,)``, how often each was there.
+        count: ``(d,)``, how often each was present.
         total: ``(d,)``, the sum of its values.
     """
 
@@ -34,7 +34,7 @@ class Columns:
 
     @property
     def fill(self) -> Array:
-        """``(d,)``, the values that absent features count as."""
+        """``(d,)``, the values that replace missing features."""
         if self.absent is not None:
             return np.full(len(self.names), float(self.absent))
         return self.total / self.count.clip(1)
@@ -71,7 +71,7 @@ class Columns:
 
 
 def as_row(x: Mapping[Hashable, Any]) -> Row:
-    """The features of a datum that are there, as numbers.
+    """The features that are present in a datum, as numbers.
 
     Args:
         x: Features; those that are ``None`` or NaN count as absent.

@@ -1,4 +1,4 @@
-"""Some streams of a batch as a model of their own: ``model[i]``."""
+"""Some streams of a batch as a separate model: ``model[i]``."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Index = tuple[int | slice, ...]
 def streams_of(core: Core, index: Any) -> Core:
     """A new model of some streams; this one is untouched.
 
-    What all streams share is copied, what each has of its own is indexed: parameters,
-    their constraints and priors, memory, summary, and where hyperparameters started.
+    Values that all streams share are copied. Values per stream are indexed: parameters,
+    their constraints and priors, memory, summary, and starting hyperparameters.
 
     Args:
         core: A model with a batch shape.
@@ -45,7 +45,7 @@ def streams_of(core: Core, index: Any) -> Core:
             "least one."
         )
     model = cast(Core, core.bare_copy())
-    model._frozen = None  # of other hyperparameters
+    model.forget_frozen_modules()  # they have the hyperparameters of all streams
     model.batch_shape = shape
     owned = [own for root in model.prior() for own in _owned(root)]
     num_own = {id(tensor): each.num_own for each in owned for tensor in each.tensors}
@@ -70,8 +70,8 @@ def _as_index(core: StreamingCore, index: Any) -> Index:
     batch = tuple(core.batch_shape)
     if not batch:
         raise ArgumentError(
-            "The model is a single stream: there is none to choose. Give it a "
-            "batch_shape for several."
+            "The model is a single stream and cannot be indexed. For several streams, "
+            "give it a batch_shape."
         )
     if likelihoods.couples_classes(core.likelihood):
         raise UnsupportedLikelihoodError(

@@ -1,7 +1,7 @@
-r"""What an update asks of a GPyTorch likelihood.
+r"""What an update needs from a GPyTorch likelihood.
 
-Gaussian likelihoods have a noise (see :mod:`torch_ssgp.modules`). Of any other
-likelihood only two things are needed: :math:`E_q \log p(y_i \mid f_i)` as a function of
+Gaussian likelihoods have a noise (see :mod:`torch_ssgp.modules`). Any other likelihood
+must provide only two things: :math:`E_q \log p(y_i \mid f_i)` as a function of
 the marginal mean and variance of :math:`f_i`, and the targets it can explain.
 """
 

@@ -1,20 +1,22 @@
-r"""Several models into one that knows what all of them saw.
+r"""Merge several models into one that knows what all of them saw.
 
     part_of, added_to   what each model saw, without what a common base knew
     join                all of it as one regression data set: exact
     learn               an update without new data: choose inducing points, compress if
                         there are more points than a memory holds, summarise
 
-Only likelihoods are remembered, so the prior is not counted twice, and the order of
+A memory holds only likelihoods, so the prior is not counted twice, and the order of
 models does not matter. With fixed hyperparameters, and inducing points that the
-memories hold, every step is exact: the result is that of one model that saw everything,
-in any order and in any tree. Otherwise it is what one memory of that size can say.
+memories hold, every step is exact: the result equals one model that saw everything, in
+any order and for any tree of merges. Otherwise it is what one memory of that size can
+express.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -35,8 +37,8 @@ from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.result import Status
 from torch_ssgp.update.walk import Update
 
-# Points that are joined before they are compressed, for every point of the memory: many
-# models are merged in turns, whose matrices have a bounded size.
+# Points that are joined before they are compressed, per point of the memory: many
+# models are merged in rounds, whose matrices have a bounded size.
 AT_ONCE = 4
 
 Model = TypeVar("Model", StreamingGP, MultiOutputGP)
@@ -49,34 +51,33 @@ def merge(
     learn_hyperparameters: bool = False,
     num_steps: int = 100,
 ) -> Model:
-    """One model that knows what all of them saw; they stay as they are.
+    """Merge models into one that knows what all of them saw; they are unchanged.
 
-    Models that saw separate data are independent; they need nothing in common but their
-    structure. Models that continued from one ``base`` all know what it knew, which is
-    then counted once. Send them out with :func:`torch_ssgp.branch`, which keeps that
-    apart in their memories. Plain copies of the base also work, as long as their
-    memories were not compressed since, or their hyperparameters and inducing points
-    stayed fixed.
+    Models that saw separate data need nothing in common but their structure. Models
+    that continued from one ``base`` all share its knowledge, which must be counted
+    once. Create them with :func:`torch_ssgp.branch`, which keeps the base separate in
+    their memories. Plain copies of the base also work, as long as their memories have
+    not been compressed since, or their hyperparameters and inducing points stayed
+    fixed.
 
     Inducing points that all models have in common are kept; otherwise the policy
-    chooses. Where models have forgotten some of the base, it counts with the smallest
+    chooses. If models have forgotten some of the base, it counts with the smallest
     power that any of them has left.
 
     Args:
         models: The models to merge, at least one; some may be empty.
         base: The model that all of them continued from.
-        learn_hyperparameters: Whether to learn hyperparameters and inducing points on
-            all that is remembered. Otherwise hyperparameters are those of the model
-            with most data.
+        learn_hyperparameters: Whether to learn hyperparameters and inducing points from
+            the merged memory. Otherwise hyperparameters are those of the model with the
+            most data.
         num_steps: Budget of gradient steps for it.
 
-    Returns:
-        A new model, of the class of the others. With a ``base`` it is a branch of it:
-        it can be merged with further ones.
+    Returns: A new model of the same class. With a ``base`` it is a branch of that base,
+        so it can be merged again.
 
     Raises:
         MergeError: If the models differ in likelihood, kernel, inputs or batch shape,
-            or if the base cannot be told from what was added.
+            or if what was added cannot be separated from the base.
 
     Example:
         >>> import torch
@@ -90,7 +91,7 @@ def merge(
         >>> int(together.memory.num_data)
         90
     """
-    # Copies, each made at once: others may go on updating the models meanwhile.
+    # Copies, each made atomically: other threads may update the models.
     cores = [deepcopy(_core(model, f"models[{i}]")) for i, model in enumerate(models)]
     if not cores:
         raise MergeError("models is empty; expected at least one model.")
@@ -166,8 +167,8 @@ def _core(model: Any, name: str) -> StreamingGP:
     if not isinstance(model, StreamingGP):
         raise MergeError(
             f"{name} is {check.kind_of(model)}; expected a StreamingGP or a "
-            "MultiOutputGP. Of a model of BoTorch, scikit-learn or river, merge the "
-            "StreamingGP in it, if all have the same units."
+            "MultiOutputGP. For BoTorch, scikit-learn or river, merge the StreamingGP "
+            "inside each model, if all have the same units."
         )
     return model
 
@@ -237,12 +238,7 @@ def _summarise(result: StreamingGP, z: Tensor | None, num_steps: int) -> None:
         check.check_choice(z, limits.policy, objective.data.x)
         z = merge_duplicates(objective.kernel, z, objective.jitter)
     points = z.to(dtype).expand(*result.batch_shape, *z.shape[-2:])
-    options = UpdateOptions(
-        num_steps=num_steps,
-        learn_hyperparameters=num_steps > 0,
-        learn_inducing_points=num_steps > 0,
-        inducing_points=points,
-    )
+    options = replace(options, inducing_points=points)
     with torch.enable_grad():
         learned = learn(known, nothing, options, limits)
     if learned.status is not Status.OK:
@@ -283,14 +279,14 @@ def _check_alike(a: StreamingCore, b: StreamingCore, first: str, second: str) ->
     for name, (one, other) in facts.items():
         if one != other:
             raise MergeError(
-                f"{second} has another {name} than {first}: {_shown(b, name, other)} "
-                f"instead of {_shown(a, name, one)}. Models that are merged are built "
-                "alike, with data in the same units."
+                f"{second} has a different {name} from {first}: "
+                f"{_shown(b, name, other)} instead of {_shown(a, name, one)}. Build "
+                "models to be merged alike, with data in the same units."
             )
 
 
 def _structure(module: nn.Module) -> list[Any]:
-    """All that makes two modules the same function of their parameters."""
+    """Everything that makes two modules the same function of their parameters."""
     facts: list[Any] = []
     for name, part in module.named_modules():
         if "constraint" in name or "prior" in name:

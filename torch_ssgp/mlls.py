@@ -36,7 +36,7 @@ class StreamingELBOTerms(NamedTuple):
 
 
 class StreamingELBO(VariationalELBO):
-    r"""GPyTorch's ``VariationalELBO`` that reports its terms and notices its misuse.
+    r"""GPyTorch's ``VariationalELBO`` with named terms and a check of ``absorb``.
 
     For a model with a :class:`~torch_ssgp.variational.StreamingVariationalStrategy`
     the value is, divided by ``num_data``, the paper's online bound
@@ -45,9 +45,9 @@ class StreamingELBO(VariationalELBO):
         \sum_i E_q \log p(y_i | f_i) - \beta \big[ KL(q(b) \| p(b))
             + KL(q(a) \| q_{old}(a)) - KL(q(a) \| p_{old}(a)) \big].
 
-    A :class:`~torch_ssgp.exceptions.ForgottenAbsorbWarning` says that a second batch is
-    trained on without an ``absorb`` before it. The sign is more than ``num_data``
-    different data since the last one.
+    A :class:`~torch_ssgp.exceptions.ForgottenAbsorbWarning` is issued if you train on a
+    second batch without calling ``absorb`` first. It is detected by more than
+    ``num_data`` different data since the last ``absorb``.
 
     Args:
         likelihood: The likelihood.

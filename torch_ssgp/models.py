@@ -51,7 +51,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def one_at_a_time(update: Method) -> Method:
-    """Let updates of a model wait for each other, see ``atomic.Locks``."""
+    """Make updates of a model wait for each other; see ``atomic.Locks``."""
 
     @wraps(update)
     def in_turn(self: StreamingGP, *args: Any, **options: Any) -> Any:
@@ -64,34 +64,34 @@ def one_at_a_time(update: Method) -> Method:
 class StreamingGP(StreamingCore):
     r"""Sparse Gaussian process regression on a stream.
 
-    Every :meth:`update` remembers the new data, learns hyperparameters and inducing
-    points from all that is remembered, and stores the posterior. The memory is finer
-    than the model and of bounded size: as long as it has room an update is batch
-    inference on all data; afterwards it keeps what ``memory_size`` points can say. With
-    fixed hyperparameters and inducing points the result is that of batch inference in
-    any case.
+    Every :meth:`update` adds the new data to a memory, learns hyperparameters and
+    inducing points from the whole memory, and stores the posterior. The memory has more
+    points than the model, and its size is bounded. While it has room, an update is
+    batch inference on all data. Afterwards it keeps what ``memory_size`` points can
+    express. With fixed hyperparameters and inducing points, the result always equals
+    batch inference.
 
     Args:
         covar_module: A GPyTorch kernel.
         likelihood: A GPyTorch likelihood; Gaussian noise by default. Gaussian ones are
             handled in closed form, all others through Gaussian sites (see
             :mod:`torch_ssgp.update.sites`). Softmax takes one function per class:
-            ``batch_shape`` ends in the number of classes, targets are labels
+            ``batch_shape`` ends in the number of classes, and targets are labels
             ``(n,)``.
         mean_module: A GPyTorch mean; a constant by default, zero for labels. The first
-            batch sets a constant that learns, is 0.0 and has no prior; for one that
-            stays at zero use ``ZeroMean``.
+            batch sets a constant of 0.0, unless it is frozen or has a prior. For a mean
+            that stays at zero use ``ZeroMean``.
         num_inducing: Largest number of inducing points.
         inducing_policy: Chooses the inducing points of an update;
             ``AdaptiveBudget`` by default, which takes as many as the stream needs.
         alpha: 0 for the variational bound, up to 1 for Power-EP.
-        share_noise: Learn one noise from all data ever seen, where the likelihood has
-            one noise and ``alpha`` is 0. ``False`` gives the form of the paper, in
+        share_noise: Whether to learn one noise from all data seen, if the likelihood
+            has one noise and ``alpha`` is 0. ``False`` gives the form of the paper, in
             which the past keeps the noise it had.
         batch_shape: Shape of independent streams, updated together.
         memory_size: Number of points of the memory; twice ``num_inducing`` by default.
-            With ``num_inducing`` the past is kept at the inducing points themselves,
-            as in the paper.
+            If it equals ``num_inducing``, the past is kept at the inducing points, as
+            in the paper.
 
     Example:
         >>> import torch
@@ -172,48 +172,48 @@ class StreamingGP(StreamingCore):
         progress: bool = False,
         callback: Callback | None = None,
     ) -> UpdateResult:
-        """Learn from new data; the model changes at the very end, or not at all.
+        """Learn from new data. Updates are atomic, even under Ctrl-C.
 
-        Other threads may predict meanwhile: they see the posterior of before or the
-        new one, never a mixture. Where numbers stop being finite an update falls
-        back step by step, see ``status`` of the result. Data are values: gradients
-        do not flow to them, and modes such as ``torch.no_grad`` change nothing.
+        Other threads may predict during an update. They see the old posterior or the
+        new one, never a mixture. If numbers stop being finite, the update falls back
+        step by step; see ``status`` of the result. Gradients do not flow to the data,
+        and modes such as ``torch.no_grad`` change nothing.
 
         Args:
             x_new: ``(*batch_shape, n, d)`` or ``(n, d)``; ``(n,)`` is one column.
-            y_new: ``(*batch_shape, n)``. In a batch of streams NaN marks a missing
-                reading, which is ignored.
-            noise: Known noise variances ``(*batch_shape, n)``. From then on the past
-                keeps the noise it has (site form).
+            y_new: ``(*batch_shape, n)``. In a batch of streams, NaN marks a missing
+                reading.
+            noise: Known noise variances ``(*batch_shape, n)``. From then on, past data
+                keep the noise they have (site form).
             num_steps: Budget of the inner loop; 0 for the closed form alone. With
-                ``learn_hyperparameters="auto"`` an update that learns may also take
-                the steps that those before it left, up to three times as many.
+                ``learn_hyperparameters="auto"`` an update that learns may also use
+                steps that earlier updates did not take, up to three times as many.
             lr: Learning rate, in units of log-hyperparameters and of the spacing of
                 inducing points; by default 0.05 for Adam, 1 for L-BFGS.
             optimizer: ``"adam"`` or ``"lbfgs"``.
             learn_hyperparameters: Whether the inner loop moves hyperparameters; a
-                number k for every k-th update only, beginning with the first.
-                ``"auto"`` runs the inner loop when it pays: when the data have grown
-                since the last time, or are surprising. Other updates only remember.
+                number k for every k-th update only, starting with the first. ``"auto"``
+                runs the inner loop when it pays: when there are many more data than the
+                last time, or when the new data are surprising. Other updates only
+                remember.
             learn_inducing_points: Whether it moves inducing points; by default
                 whenever it moves hyperparameters.
-            inducing_points: ``(*batch_shape, m, d)``, the new inducing points (or
-                where the inner loop starts). Otherwise the policy chooses.
+            inducing_points: ``(*batch_shape, m, d)``, the new inducing points (or where
+                the inner loop starts). By default the policy chooses them.
             trust_region: Width of a region around the previous hyperparameters. Moving
-                a logarithm by this width costs half a nat, by twice the width two nats.
-                ``None`` leaves it to the data.
+                a log-hyperparameter by this width costs half a nat, by twice the width
+                two nats. ``None`` for no trust region.
             forget: Power of the past's likelihood, in (0, 1]; 1 forgets nothing.
-                ``"auto"`` lets the evidence of the new data decide: 1 while they are
-                what the model expects, less where the function drifts, 0 where it
-                has changed and hyperparameters start anew. By default ``"auto"``
-                where hyperparameters are learned, and 1 where they are given or in
-                a branch, where updates equal batch inference, or learned by every
-                k-th update only.
+                ``"auto"`` lets the evidence of the new data decide: 1 while the model
+                predicts them well, less if the function drifts, 0 if it has changed;
+                hyperparameters then start over. The default is ``"auto"`` if
+                hyperparameters are learned. It is 1 if they are fixed, if only every
+                k-th update learns, and in a branch.
             change_odds: Prior odds that the stream changes at an update, for
                 ``"auto"``.
             progress: Show a progress bar.
-            callback: Called as ``callback(step, bound)`` in the inner loop; it may
-                look at the model, condition and copy it, but not change it.
+            callback: Called as ``callback(step, bound)`` in the inner loop. It may
+                read, condition and copy the model, but not change it.
 
         Returns:
             What the update did.
@@ -286,7 +286,7 @@ class StreamingGP(StreamingCore):
 
     @one_at_a_time
     def reset(self) -> None:
-        """Forget all data; hyperparameters stay where they are."""
+        """Forget all data but keep the hyperparameters."""
         batch_shape, device = self.batch_shape, self.device
 
         def change() -> None:
@@ -311,18 +311,18 @@ class StreamingGP(StreamingCore):
         Hyperparameters stay. The next :meth:`update` of the new model brings the
         number of inducing points back to its budget.
 
-        With a likelihood that is not Gaussian the new data are replaced by their
-        Gaussian sites, found by E-steps with fixed hyperparameters; gradients do not
-        see how the sites depend on ``x`` and ``y``.
+        With a likelihood that is not Gaussian, the new data are replaced by their
+        Gaussian sites, found by E-steps with fixed hyperparameters. Gradients ignore
+        how the sites depend on ``x`` and ``y``.
 
         Args:
             x: ``(*batch, n, d)``, where ``batch`` may add leading dimensions to
                 ``batch_shape``.
             y: ``(*batch, n)``, or with further leading dimensions.
             noise: Known noise variances, of the shape of ``y``.
-            inducing_points: ``(*batch_shape, m, d)``, where the new model keeps what
-                it knows: a number that does not grow, at the price of a projection,
-                as an update with ``num_steps=0`` at these points.
+            inducing_points: ``(*batch_shape, m, d)``, the inducing points of the new
+                model. Their number need not grow, at the price of a projection, as in
+                an update with ``num_steps=0`` at these points.
 
         Returns:
             A model whose ``batch_shape`` is that of ``x`` and ``y`` together.
@@ -375,8 +375,9 @@ class StreamingGP(StreamingCore):
     ) -> ExportedGP:
         """The model as a plain module: x -> (mean, variance) of :meth:`predict`.
 
-        Tensors and closed formulas only, for ``torch.export``, ``torch.compile``,
-        ``torch.jit.trace`` and ONNX. It is a snapshot: later updates do not change it.
+        It consists of tensors and closed-form expressions, for ``torch.export``,
+        ``torch.compile``, ``torch.jit.trace`` and ONNX. It is a snapshot: later updates
+        do not change it.
 
         Args:
             dtype: Dtype of the results; that of the model by default.
@@ -395,10 +396,10 @@ class StreamingGP(StreamingCore):
 
     @torch.inference_mode(False)
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> StreamingGP:
-        """One stream of a batch, or some, as a model of its own.
+        """One or several streams of a batch, as a separate model.
 
-        It is a copy. It predicts, learns and is saved like any other model, and neither
-        changes the other. ``for stream in model`` goes through all of them.
+        The result is a copy, and neither model changes the other.
+        ``for stream in model`` iterates over all streams.
 
         Args:
             index: An integer, a slice, or a tuple of these for several batch
@@ -426,7 +427,7 @@ class StreamingGP(StreamingCore):
         Args:
             path: The file to write.
         """
-        persistence.save(deepcopy(self), path)  # which nobody changes meanwhile
+        persistence.save(deepcopy(self), path)  # a copy, which no other thread changes
 
     @classmethod
     @torch.inference_mode(False)
@@ -448,10 +449,10 @@ class StreamingGP(StreamingCore):
         Args:
             path: The file.
             map_location: Device to load to, as in ``torch.load``.
-            covar_module: A kernel built as the saved one; its values are replaced.
+            covar_module: A kernel built like the saved one; its values are replaced.
             likelihood: A likelihood, likewise.
             mean_module: A mean, likewise.
-            inducing_policy: A policy, taken as it is.
+            inducing_policy: A policy, used as given.
 
         Returns:
             The model, in the dtype and on the device it was saved from.

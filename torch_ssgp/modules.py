@@ -1,9 +1,9 @@
-"""Where GPyTorch modules become tensors: kernels, means, noises.
+"""GPyTorch modules as tensors: kernels, means, noises.
 
-The only place that calls a kernel during an update, so the rule for jitter lives here:
-jitter is white noise of the prior at inducing points. An inducing point that is kept
-is the *same variable* before and after an update, so its jitter appears in ``K_ba``
-too; without that, every update would leak information.
+Only this file calls a kernel during an update, so the rule for jitter is here: jitter
+is white noise of the prior at inducing points. An inducing point that is kept is the
+*same variable* before and after an update, so its jitter appears in ``K_ba`` too.
+Otherwise every update would leak information.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ KERNELS = threading.RLock()
 
 
 def leave_inference_mode(value: Tensor) -> Tensor:
-    """A tensor that autograd can save; it refuses those of inference mode."""
+    """A tensor that autograd can save; it cannot save those of inference mode."""
     return value.clone() if value.is_inference() else value
 
 
 class Opaque(Form):
-    """A kernel of which nothing is known but how to call it.
+    """A kernel that can only be called.
 
     Args:
         kernel: A GPyTorch kernel.
@@ -54,8 +54,8 @@ class Opaque(Form):
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
         """Dense covariance ``(*batch, n1, n2)``, never by a square call.
 
-        GPyTorch adds jitter of its own to square sums with a low-rank kernel, and
-        compares the two inputs of a square call on the host.
+        GPyTorch adds its own jitter to square sums with a low-rank kernel, and compares
+        the two inputs of a square call on the host.
         """
         n2 = x2.size(-2)
         if n2 == x1.size(-2):
@@ -81,7 +81,7 @@ class Opaque(Form):
 
 
 def form_of(kernel: Kernel | Form) -> Form:
-    """What a kernel computes, at its present hyperparameters."""
+    """What a kernel computes, at its current hyperparameters."""
     if isinstance(kernel, Form):
         return kernel
     return read(kernel) or Opaque(kernel)
@@ -125,8 +125,8 @@ class _LazyGram(LazyEvaluatedKernelTensor):
     def _is_square_compound(self) -> bool:
         """Whether GPyTorch would take roots of low-rank parts.
 
-        Square sums with them gain jitter of a size of its own, whatever that of the
-        kernel; square products with them cannot be scaled in batches.
+        It adds jitter of a fixed size to square sums with them, whatever the scale of
+        the kernel. Square products with them cannot be scaled in batches.
         """
         compound = (AdditiveKernel, ProductKernel)
         return (
@@ -226,8 +226,8 @@ def same_points(z: Tensor, points: Tensor) -> Tensor:
 def same_variables(z: Tensor, x: Tensor, z_a: Tensor) -> Tensor:
     """Which inducing values at ``z`` are which of those at inputs and old points.
 
-    Inducing points may coincide, and each copy has a jitter of its own: the second
-    copy is the second one of before, and what is observed there is the first.
+    Inducing points may coincide, and each copy has its own jitter. The second copy is
+    the same variable as the second copy before. An observation there is of the first.
 
     Args:
         z: ``(*batch, m_b, d)``.

@@ -21,13 +21,13 @@ class MultiOutputGP(AtomicModule, nn.Module):
     """Targets of shape ``n x q`` on a model with one function per output.
 
     The outputs are the last batch dimension of a :class:`StreamingGP`. Each has its own
-    function, memory and inducing points. It has its own hyperparameters where kernel,
-    mean and likelihood have that batch shape. All outputs are updated together.
+    function, memory and inducing points. It has its own hyperparameters if kernel, mean
+    and likelihood have that batch shape. All outputs are updated together.
 
     This class only changes shapes: targets are ``(*batch, n, q)``, and posteriors are
-    GPyTorch's ``MultitaskMultivariateNormal``. The data are in ``model.memory``, raw
-    while it has room, else as rows. To save the model, save ``model`` and load it with
-    ``MultiOutputGP(StreamingGP.load(path))``.
+    GPyTorch's ``MultitaskMultivariateNormal``. ``model.memory`` holds the data: as raw
+    data while it has room, then as rows. To save the model, save ``model`` and load it
+    with ``MultiOutputGP(StreamingGP.load(path))``.
 
     Args:
         model: A model whose ``batch_shape`` ends in the number of outputs.

@@ -1,16 +1,16 @@
 r"""What a model has seen, as a part of what several have seen together.
 
-A memory is a regression data set: rows :math:`U f(Z) \approx g` and raw data. Two of
-them together are their rows below one another, at the points of both, and their raw
-data one after the other. Nothing is projected by that, and no prior is in it.
+A memory is a regression data set: rows :math:`U f(Z) \approx g` and raw data. To join
+two of them, stack their rows, at the points of both, and append their raw data. This
+projects nothing and involves no prior.
 
-What a model saw *beside* a base is found in one of three ways:
+What a model saw *in addition to* a base is found in one of three ways:
 
 * The model is a :func:`~torch_ssgp.branch` of the base: its memory keeps both apart.
-* It is a plain copy whose memory was not compressed since: the base's rows and raw
-  data are literally its first ones.
-* It is a plain copy that was compressed, with hyperparameters and inducing points that
-  stayed, in memories that hold them. With :math:`A` the rows of the model and
+* It is a plain copy whose memory has not been compressed since: its first rows and raw
+  data are exactly those of the base.
+* It is a plain copy that was compressed, with fixed hyperparameters and inducing
+  points, in memories that hold these points. With :math:`A` the rows of the model and
   :math:`A_0` those of the base, both on the inducing points and in units of the prior,
 
   .. math:: P = A A^\top - A_0 A_0^\top, \quad h = A r - A_0 r_0
@@ -18,8 +18,8 @@ What a model saw *beside* a base is found in one of three ways:
   are the precision and the shift of what was added, for these are sums over data.
   With :math:`P = Q \Lambda Q^\top` its rows are :math:`\Lambda^{1/2} Q^\top`.
 
-The first two are exact, whatever was learned on the way. So is the third where it
-applies; where it does not, it says so.
+The first two are exact, whatever was learned on the way. So is the third if it applies;
+otherwise it raises an error.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def part_of(core: StreamingCore, shared_noise: bool) -> Part:
 
 
 class Added(NamedTuple):
-    """What a model saw beside its base.
+    """What a model saw in addition to its base.
 
     Attributes:
         part: Rows and raw data.
@@ -136,7 +136,7 @@ class Added(NamedTuple):
 def added_to(
     base: StreamingCore, core: StreamingCore, shared_noise: bool, name: str
 ) -> Added:
-    """What a model saw beside the base; see the top of this file.
+    """What a model saw in addition to the base; see the top of this file.
 
     Args:
         base: The model that it continued from, with something in its memory.
@@ -226,9 +226,9 @@ def _check_fixed(base: StreamingCore, core: StreamingCore, name: str) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise MergeError(
-                f"What {name} saw can no longer be told from what base knew: its "
+                f"What {name} saw can no longer be separated from what base knew: its "
                 f"memory was compressed, and {reason}. Start workers with "
-                "torch_ssgp.branch(base): they keep both apart."
+                "torch_ssgp.branch(base), which keeps the two apart."
             )
 
 
@@ -257,8 +257,8 @@ def _difference(
     if bool((values < -CLOSE * size).any()) or bool((num_added < -CLOSE).any()):
         raise MergeError(
             f"{name} knows less than base: it has forgotten some of it, or continued "
-            "from another model. Pass the base it continued from; workers that forget "
-            "start with torch_ssgp.branch(base)."
+            "from another model. Pass the base that it continued from. Start workers "
+            "that forget with torch_ssgp.branch(base)."
         )
     eps = torch.finfo(values.dtype).eps * values.size(-1)
     known = values > eps * size

@@ -35,7 +35,7 @@ from torch_ssgp.validation import kind_of
 if TYPE_CHECKING:
     from torch_ssgp.models import StreamingGP
 
-FORMAT_VERSION = 2  # 1 had no memory beside the summary
+FORMAT_VERSION = 2  # version 1 had a summary but no memory
 MODULES = ("covar_module", "likelihood", "mean_module", "inducing_policy")
 ENTRIES = {
     "class": str,
@@ -147,7 +147,7 @@ def write(
 
     Args:
         path: The file; an existing one is replaced.
-        model: An :class:`~torch_ssgp.atomic.AtomicModule` that nobody changes.
+        model: An :class:`~torch_ssgp.atomic.AtomicModule` that no other thread changes.
         settings: Plain arguments of its constructor.
         modules: Its modules by name.
     """
@@ -238,8 +238,8 @@ def fitting_together(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except Exception as error:
         raise StateError(
-            f"What {path} holds does not fit together, or does not fit the modules "
-            "that you pass: build them as they were when the model was saved. "
+            f"The content of {path} is inconsistent, or does not fit the modules that "
+            "you pass. Build them as they were when the model was saved. "
             f"{error}"
         ) from error
 
@@ -271,7 +271,7 @@ def _replace_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, Any]:
-    """The content of a file whose checksum and format are right."""
+    """The content of a file with a valid checksum and format."""
     with open(path, "rb") as file:
         data = file.read()
     if not data.startswith(_TAG):
@@ -282,7 +282,7 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
     start = len(_TAG) + _DIGEST_SIZE
     if hashlib.sha256(data[start:]).digest() != data[len(_TAG) : start]:
         raise StateError(
-            f"{path} is damaged: its checksum does not match its content, it was "
+            f"{path} is damaged: its checksum does not match its content. It was "
             "truncated or changed after it was written. Use another copy."
         )
     with _readable(path):
@@ -305,7 +305,7 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
 
 @contextmanager
 def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of reading into a :class:`StateError`."""
+    """Turn read errors into a :class:`StateError`."""
     try:
         yield
     except Exception as error:
@@ -373,11 +373,11 @@ def _unpack(
         own = [full_name for full_name in rest if full_name not in known]
         fate = f"its values are then replaced by those in {path}"
         if name == "inducing_policy":
-            fate = "it is taken as it is"
+            fate = "it is used as passed"
         raise StateError(
             f"{name} is a {first}{' with ' if own else ''}{', '.join(own)}, which "
             "cannot be rebuilt from a file: only classes of GPyTorch, BoTorch and "
-            "torch_ssgp can, if they hold no lambda. Build it as it was and pass it, "
+            "torch_ssgp can, if they contain no lambda. Build it again and pass it, "
             f"{name}=...; {fate}."
         ) from error
 
@@ -397,7 +397,7 @@ _TRANSFORMS = {f.__name__: f for f in (torch.exp, torch.log, torch.sigmoid)}
 
 
 def _transform(name: str) -> Callable[[Tensor], Tensor]:
-    """A function of a constraint that has no address of its own."""
+    """A function of a constraint that cannot be imported by name."""
     return _TRANSFORMS[name]
 
 
@@ -427,7 +427,7 @@ _lock = threading.Lock()
 
 
 def _known() -> set[Any]:
-    """All that a file may refer to: the classes of these packages and their parts."""
+    """Everything a file may refer to: the classes of these packages and their parts."""
     classes = {
         value
         for package, module in list(sys.modules.items())
@@ -444,7 +444,7 @@ def _known() -> set[Any]:
 
 @contextmanager
 def _only_known() -> Iterator[None]:
-    """Let ``torch.load(weights_only=True)`` build what is known."""
+    """Let ``torch.load(weights_only=True)`` build known classes."""
     # torch's list is global: one at a time, and what others put there stays.
     with _lock:
         new = _known() - set(torch.serialization.get_safe_globals())

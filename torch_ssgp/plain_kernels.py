@@ -1,8 +1,8 @@
 r"""Kernels with one argument fixed, as modules of plain tensors: x -> k(x, z).
 
-Inducing points of an exported model do not change, so what a kernel makes of them is
-computed once and kept in buffers. What is left for ``x`` is a matrix product and a few
-operations on its result. The formulas are those of :mod:`torch_ssgp.kernels`.
+The inducing points of an exported model do not change, so the kernel's features of them
+are computed once and kept in buffers. For each ``x`` this leaves a matrix product and a
+few operations on its result. The formulas are those of :mod:`torch_ssgp.kernels`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def prior_variance(form: Form) -> nn.Module:
 
 
 def own(value: Tensor) -> Tensor:
-    """A copy whose storage holds nothing else, so that it can be written to files."""
+    """A copy with its own storage, so that it can be written to files."""
     return value.detach().clone(memory_format=torch.contiguous_format)
 
 

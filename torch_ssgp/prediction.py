@@ -23,8 +23,8 @@ from torch_ssgp.modules import Opaque, inducing_gram, lazy_gram
 class Predictor(NamedTuple):
     """Everything a prediction needs, factored once and never changed.
 
-    The modules are frozen copies: predictions carry gradients to the test points (and
-    to fantasised data), never to hyperparameters, and readers in other threads see one
+    The modules are frozen copies. Predictions carry gradients to the test points (and
+    to fantasised data), but not to hyperparameters. Readers in other threads see one
     posterior, not a mixture.
 
     Attributes:
@@ -71,8 +71,8 @@ class Predictor(NamedTuple):
         posterior = fn.factorize(fn.recall(past, L, mean(z)), s)
         if not bool(torch.isfinite(posterior.c).all()):
             raise FactorizationError(
-                "The posterior could not be factored with the hyperparameters the "
-                "model has now. Change them, or raise the jitter: "
+                "The posterior could not be factored with the current "
+                "hyperparameters. Change them, or raise the jitter: "
                 "with torch_ssgp.settings.jitter(1e-6): ..."
             )
         return cls(mean, kernel, likelihood, z, posterior)
@@ -96,7 +96,7 @@ class Predictor(NamedTuple):
 
 
 def freeze(module: Any, dtype: torch.dtype) -> Any:
-    """A copy of a module in ``dtype`` that asks for no gradients."""
+    """A copy of a module in ``dtype`` without gradients."""
     return deepcopy(module).to(dtype).requires_grad_(False).eval()
 
 
@@ -112,7 +112,7 @@ def cast_distribution(
 class CastLinearOperator(LinearOperator):
     """A linear operator computed in one dtype and seen in another.
 
-    A posterior covariance is a small difference of large terms: in float32 it would
+    A posterior covariance is a small difference of large terms. In float32 it could
     have negative variances, so it is evaluated in float64 and cast afterwards.
 
     Args:

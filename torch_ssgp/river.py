@@ -46,12 +46,13 @@ __all__ = ["StreamingGPClassifier", "StreamingGPRegressor"]
 class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
     """Gaussian process regression on a stream of dictionaries.
 
-    Features need no scaling. Before the first datum the prediction is the prior's: 0.
+    Features need no scaling. Before the first datum, the prediction is the prior mean,
+    0.
 
-    Features may come and go. A feature that appears later is taken to have had one
-    value before: what was learned stays exactly as it was. A feature that a datum
-    lacks, or that is ``None`` or NaN, counts as its mean so far, or as ``absent``. A
-    kernel that you pass is for the features of the first data: later ones are ignored,
+    Features may appear and vanish. The model treats a feature that appears later as if
+    it had been constant before, so what was learned does not change. A feature that is
+    missing, ``None`` or NaN is replaced by its mean so far, or by ``absent``. A kernel
+    that you pass sees only the features of the first data. Later features are ignored,
     with a warning.
 
     Args:
@@ -60,11 +61,11 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
         num_inducing: Largest number of inducing points.
         memory_size: Number of points of the memory; twice ``num_inducing`` by default.
         options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`; by default
-            ``UpdateOptions(forget=1.0)``. With ``UpdateOptions()`` the evidence decides
-            what to forget, for streams that change.
+            ``UpdateOptions(forget=1.0)``. For streams that change, use
+            ``UpdateOptions()``: the evidence then decides what to forget.
         batch_size: Number of data that ``learn_one`` collects for an update; at first
-            fewer, 1, 1, 2, 4, ... Predictions do not use data that wait.
-        absent: Value of a feature that is not there; by default its mean so far.
+            fewer: 1, 1, 2, 4, ... Predictions ignore data that still wait.
+        absent: Value of a missing feature; by default its mean so far.
         from_memory: Whether to predict from all points of the memory, which is more
             accurate and costs more.
 
@@ -82,7 +83,7 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
         True
     """
 
-    _calibration = Calibration()  # of intervals; each estimator goes on with its own
+    _calibration = Calibration()  # of intervals; replaced, never changed
 
     def learn_one(self, x: dict[Hashable, Any], y: float) -> None:
         """Learn a datum, or let it wait until there are ``batch_size`` of them.
@@ -141,8 +142,8 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
 
         Args:
             x: Features.
-            with_dist: Whether to return a distribution, ``river.proba.Gaussian``, of
-                the target: noise is part of it.
+            with_dist: Whether to return a distribution of the target,
+                ``river.proba.Gaussian``, noise included.
 
         Returns:
             The mean, or the distribution.
@@ -153,10 +154,10 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
     def predict_interval_one(
         self, x: dict[Hashable, Any], level: float = 0.9
     ) -> conf.Interval:
-        """An interval that holds the target with a probability of ``level``.
+        """An interval that contains the target with probability ``level``.
 
-        Its width follows from how far recent targets were from their predictions, see
-        :mod:`torch_ssgp.calibration`. The width of a distribution is the model's own.
+        It is calibrated on the distances of recent targets from their predictions; see
+        :mod:`torch_ssgp.calibration`. Distributions are not calibrated.
 
         Args:
             x: Features.
@@ -211,12 +212,12 @@ def _gaussian(mean: float, std: float) -> proba.Gaussian:
 class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
     """Gaussian process classification on a stream of dictionaries.
 
-    Labels need not be known in advance. Two classes are one function behind a probit,
-    more are one function each behind a softmax. A class that appears later needs a
-    model with one more function. A new model then learns the last ``memory_size`` data,
-    which are kept for this.
+    Labels need not be known in advance. Two classes use one function and a probit link.
+    More classes use one function each and a softmax. A class that appears later needs a
+    model with one more function. A new model then learns from the last ``memory_size``
+    data, which are kept for this purpose.
 
-    Features need no scaling; those that appear later or are absent are treated as in
+    Features need no scaling. New and missing features are treated as in
     :class:`StreamingGPRegressor`. Before the first datum there is no class to predict:
     probabilities are empty and the label is ``None``.
 
@@ -341,8 +342,7 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
         Args:
             X: Data frame of features.
 
-        Returns:
-            A series of labels; of ``None`` before the first datum.
+        Returns: A series of labels; all ``None`` before the first datum.
         """
         frame = into_frame(X)
         rows = as_rows(frame)

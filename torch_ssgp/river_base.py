@@ -99,7 +99,7 @@ class StreamingEstimator(base.Estimator):
             y: Target.
         """
         waiting = [*self._waiting, (as_row(x), self._as_target(y))]
-        # At first as many as are known: a stream begins with useful predictions.
+        # Fewer at first, so that predictions are soon useful.
         if len(waiting) >= min(self.batch_size, max(self._num_learned, 1)):
             self._learn_now(waiting)
         else:
@@ -147,10 +147,9 @@ class StreamingEstimator(base.Estimator):
             extra = {str(name) for row in rows for name in row if name not in known}
             if extra:
                 warn(
-                    f"The features {', '.join(sorted(extra))} are ignored: the kernel "
-                    f"given is for {', '.join(map(str, columns.names))}. Use "
-                    "kernel=None for features that appear later. This warning is shown "
-                    "once.",
+                    f"The features {', '.join(sorted(extra))} are ignored: your kernel "
+                    f"is for {', '.join(map(str, columns.names))}. Use kernel=None if "
+                    "features appear later. This warning is shown once.",
                     StreamingGPWarning,
                 )
                 self._warned = True
@@ -172,7 +171,7 @@ class StreamingEstimator(base.Estimator):
         )
 
     def _widened(self, model: StreamingGP, columns: Columns, x: Array) -> StreamingGP:
-        """The model with a column for every feature, which had one value so far."""
+        """The model with new columns, for features that were constant so far."""
         known = len(self._columns.names)
         if len(columns.names) == known:
             return model

@@ -1,4 +1,4 @@
-"""Numerical settings, used as GPyTorch's are: ``with settings.jitter(1e-6): ...``."""
+"""Numerical settings, used like GPyTorch's: ``with settings.jitter(1e-6): ...``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class jitter(_value_context):
 class algebra_dtype(_value_context):
     """The dtype of kernels, factorisations and stored posteriors.
 
-    float64 by default, also for float32 models: float32 alone cannot factor the
+    The default is float64, even for float32 models, because float32 cannot factor the
     covariance of a smooth kernel. ``None`` follows the dtype of the model, for devices
     on which float64 is slow.
     """

@@ -43,7 +43,7 @@ __all__ = ["StreamingGPClassifier", "StreamingGPRegressor"]
 
 
 class _StreamingGP(BaseEstimator):
-    """What regressor and classifier share: a model, and how data get to it."""
+    """What regressor and classifier share: the model, and how it gets its data."""
 
     model_: StreamingGP
     result_: UpdateResult
@@ -87,7 +87,7 @@ class _StreamingGP(BaseEstimator):
     def _update(
         self, model: StreamingGP, X: Array, y: Array, weight: Array | None
     ) -> None:
-        """Learn, then take the model over."""
+        """Learn on a copy, then keep it as the model."""
         result = learn(
             model,
             as_tensor(X, model),
@@ -137,17 +137,17 @@ def _weighted(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Any
 class StreamingGPRegressor(RegressorMixin, _StreamingGP):
     r"""Gaussian process regression that keeps learning.
 
-    ``fit`` starts afresh, ``partial_fit`` continues. Each call is one
-    :meth:`~torch_ssgp.StreamingGP.update` of a model in float64, with Gaussian noise
-    that is learned. Rows may come in batches of any size; what they say is kept in a
-    memory of bounded size. Inputs and targets need no scaling.
+    ``fit`` starts over; ``partial_fit`` continues. Each call runs one
+    :meth:`~torch_ssgp.StreamingGP.update` on a float64 model with learned Gaussian
+    noise. Rows may arrive in batches of any size; the model remembers them in a memory
+    of bounded size. Inputs and targets need no scaling.
 
-    Several targets are independent functions of the same inputs. Without a kernel, each
-    has hyperparameters of its own; a kernel that you pass is shared, unless its
+    Several targets are independent functions of the same inputs. By default each has
+    its own hyperparameters. A kernel that you pass is shared, unless its
     ``batch_shape`` is the number of targets.
 
-    ``sample_weight`` is the power of the likelihood of a row: a weight of two says
-    exactly what two equal rows say, and gives the posterior of half the noise. Rows of
+    ``sample_weight`` raises the likelihood of a row to a power. A weight of two is
+    equivalent to two equal rows, and gives the posterior of half the noise. Rows of
     weight zero are left out.
 
     Args:
@@ -164,11 +164,11 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         device: Where to compute, such as ``"cuda"``; the default of torch otherwise.
 
     Attributes:
-        model_: The model, a :class:`~torch_ssgp.StreamingGP`. With several targets they
-            are its batch dimension.
-        result_: What the last update reports.
+        model_: The model, a :class:`~torch_ssgp.StreamingGP`. Several targets are its
+            batch dimension.
+        result_: The result of the last update.
         n_features_in_: Number of features.
-        feature_names_in_: Their names, where all are strings.
+        feature_names_in_: Their names, if all are strings.
 
     Example:
         >>> import numpy as np
@@ -217,7 +217,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
     # -- learning -------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StreamingGPRegressor:
-        """Forget everything and learn these data.
+        """Discard what was learned before, and learn from these data.
 
         Args:
             X: ``(n, d)`` array or data frame.
@@ -232,10 +232,10 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
     def partial_fit(
         self, X: Any, y: Any, sample_weight: Any = None
     ) -> StreamingGPRegressor:
-        """Continue with these data; the first call starts.
+        """Continue with these data; the first call starts a model.
 
         Args:
-            X: ``(n, d)`` array or data frame, with the features of before.
+            X: ``(n, d)`` array or data frame, with the same features as before.
             y: ``(n,)`` or ``(n, targets)``, as before.
             sample_weight: ``(n,)``, powers of the likelihoods of rows.
 
@@ -276,7 +276,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
                     raise ValueError(
                         f"y has shape {y.shape}; expected "
                         f"{(len(X), *model.batch_shape)}, the targets of the first "
-                        "call. Call fit to begin anew."
+                        "call. Call fit to start over."
                     )
             self._update(model, X, np.moveaxis(y, 0, -1), weight)
         return self
@@ -360,13 +360,13 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
 class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
     """Gaussian process classification that keeps learning.
 
-    ``fit`` starts afresh, ``partial_fit`` continues. Each call is one
-    :meth:`~torch_ssgp.StreamingGP.update` of a model in float64. Two classes are one
-    function behind a probit, more are one function each behind a softmax. Inputs need
-    no scaling.
+    ``fit`` starts over; ``partial_fit`` continues. Each call runs one
+    :meth:`~torch_ssgp.StreamingGP.update` on a float64 model. Two classes use one
+    function and a probit link. More classes use one function each and a softmax. Inputs
+    need no scaling.
 
-    ``sample_weight`` is the power of the likelihood of a row: a weight of two says what
-    two equal rows say. Rows of weight zero are left out.
+    ``sample_weight`` raises the likelihood of a row to a power. A weight of two is
+    equivalent to two equal rows. Rows of weight zero are left out.
 
     Args:
         kernel: A GPyTorch kernel; by default Matérn 5/2 with one lengthscale per
@@ -379,9 +379,9 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
     Attributes:
         classes_: The labels, sorted.
         model_: The model, a :class:`~torch_ssgp.StreamingGP`.
-        result_: What the last update reports.
+        result_: The result of the last update.
         n_features_in_: Number of features.
-        feature_names_in_: Their names, where all are strings.
+        feature_names_in_: Their names, if all are strings.
 
     Example:
         >>> import numpy as np
@@ -400,7 +400,7 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
     # -- learning -------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StreamingGPClassifier:
-        """Forget everything and learn these data.
+        """Discard what was learned before, and learn from these data.
 
         Args:
             X: ``(n, d)`` array or data frame.
@@ -415,10 +415,10 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> StreamingGPClassifier:
-        """Continue with these data; the first call starts.
+        """Continue with these data; the first call starts a model.
 
         Args:
-            X: ``(n, d)`` array or data frame, with the features of before.
+            X: ``(n, d)`` array or data frame, with the same features as before.
             y: ``(n,)`` labels.
             classes: All labels that will ever occur; required in the first call.
             sample_weight: ``(n,)``, powers of the likelihoods of rows.
@@ -430,13 +430,13 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
         if first and classes is None:
             raise ValueError(
                 "classes must be passed on the first call to partial_fit: all labels "
-                "that will ever come."
+                "that will ever occur."
             )
         if not first and classes is not None:
             if not np.array_equal(np.unique(classes), self.classes_):
                 raise ValueError(
                     f"classes is {classes!r}; it is not the same as on the last call "
-                    f"to partial_fit, was {self.classes_!r}."
+                    f"to partial_fit, which had {self.classes_!r}."
                 )
         return self._learn(X, y, classes, sample_weight, first=first)
 

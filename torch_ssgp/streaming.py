@@ -1,4 +1,4 @@
-"""Predict, then learn: a stream of batches as it comes, with a score for each."""
+"""Predict, then learn: a stream of batches, with a score for each."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ NAN = float("nan")
 class Record(NamedTuple):
     """The report of one batch: how well it was predicted, and what was learned.
 
-    The scores are those of predictions made before the batch was learned. They are NaN
-    where a model knew nothing yet, and where a likelihood has no such score.
+    The scores are those of predictions made before the batch was learned. A score is
+    NaN if the model had seen no data yet, or if the likelihood does not define it.
 
     Attributes:
         num_data: Number of data in the batch.
         rmse: Root of the mean squared error of the mean; NaN for labels.
-        log_density: Mean log-density of targets, or of labels their log-probability.
+        log_density: Mean log density of targets, or log probability of labels.
         coverage: Share of targets inside the central interval of probability ``level``;
             for Gaussian likelihoods.
         accuracy: Share of labels that were the most probable ones.
         forget: Power to which the likelihood of the past was raised.
         num_inducing: Number of inducing points now.
-        milliseconds: Wall-clock time, of prediction and update.
-        result: All that the update reports.
+        milliseconds: Wall-clock time of prediction and update.
+        result: The result of the update.
     """
 
     num_data: int
@@ -71,7 +71,7 @@ def stream(
     from_memory: bool = False,
     progress: bool = False,
 ) -> Iterator[Record]:
-    """Run a stream through a model: predict each batch, then learn it.
+    """Run a stream through a model: predict each batch, then learn from it.
 
     Nothing is read ahead: the next batch is read when the record before it has been
     consumed. Stop at any time, and continue with another call.
@@ -79,9 +79,10 @@ def stream(
     Args:
         model: The model; it learns.
         batches: Pairs ``(x, y)``, or triples ``(x, y, noise)`` with known noise
-            variances, of tensors, arrays or data frames: a ``DataLoader``, a list, a
-            generator. Single data, such as those of an ``IterableDataset``, are batches
-            of one. They are brought to the dtype and device of the model.
+            variances, of tensors, arrays or data frames. They may come from a
+            ``DataLoader``, a list or a generator. Single data points, such as those of
+            an ``IterableDataset``, are batches of one. All are converted to the dtype
+            and device of the model.
         options: How each update learns, an :class:`~torch_ssgp.UpdateOptions`.
         level: Probability of the intervals whose coverage is counted.
         from_memory: Whether to predict from all points of the memory.

@@ -13,15 +13,15 @@ from torch_ssgp.functional import Posterior, PseudoObservations
 
 
 class PosteriorSummary(Buffers):
-    r"""The posterior at the inducing points: what predicts, conditions and fantasises.
+    r"""The posterior at the inducing points, for prediction and conditioning.
 
-    It is kept as pseudo-observations ``U b ≈ g`` of the function at the inducing
-    points (see :mod:`torch_ssgp.functional`), together with the prior they were made
-    under, so that :math:`q(b) = N(\texttt{mean}, \texttt{covariance})` can be shown.
-    Buffers change their size during a stream and when a state is loaded. An update
-    replaces all of them in one assignment, so ``copy.copy(summary)`` is a snapshot that
-    stays as it is. What later updates learn from is the finer
-    :class:`~torch_ssgp.memory.Memory`.
+    It is kept as pseudo-observations ``U b ≈ g`` of the function at the inducing points
+    (see :mod:`torch_ssgp.functional`), together with the prior they were made under, so
+    that :math:`q(b) = N(\texttt{mean}, \texttt{covariance})` can be shown. Buffers
+    change their size during a stream and when a state is loaded. An update replaces all
+    of them in one assignment, so ``copy.copy(summary)`` is a snapshot that does not
+    change. Later updates learn from the finer :class:`~torch_ssgp.memory.Memory`, not
+    from the summary.
 
     Args:
         batch_shape: Shape of independent streams.
@@ -38,8 +38,8 @@ class PosteriorSummary(Buffers):
         noise_scale: ``(*batch,)``, noise of the rows: the observation noise then if
             it is shared with the future, else one.
         shared_noise: Whether the noise of the rows follows the likelihood.
-        jitter: ``()``, the relative jitter that an update had to raise; else zero. It
-            holds from then on, where ``settings.jitter`` is smaller.
+        jitter: ``()``, the relative jitter that an update had to raise; else zero. From
+            then on it replaces a smaller ``settings.jitter``.
     """
 
     SIZES = {

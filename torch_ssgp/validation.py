@@ -63,7 +63,7 @@ def check_inputs(
     if _go_together(x.shape[:-2], batch_shape) is None:
         expected = (*batch_shape, *x.shape[-2:])
         raise ShapeError(
-            f"{name} has shape {tuple(x.shape)}, which does not go with batch_shape "
+            f"{name} has shape {tuple(x.shape)}, which does not fit batch_shape "
             f"{tuple(batch_shape)}. Expected {expected} or {tuple(x.shape[-2:])}."
         )
     _check_finite(x, name)
@@ -241,8 +241,8 @@ def check_modules(
         if not expands_to(shape, batch_shape):
             raise ShapeError(
                 f"{name} has batch_shape {tuple(shape)}, the model "
-                f"{tuple(batch_shape)}. Give both the same; a {name} with an empty "
-                "batch_shape is shared by all streams."
+                f"{tuple(batch_shape)}. Use the same for both. All streams share a "
+                f"{name} with an empty batch_shape."
             )
     devices = {
         tensor.device
@@ -415,11 +415,12 @@ def is_number(value: Any) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """What came, in words."""
+    """The kind of a value, in words."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return "None" if value is None else _with_article(type(value).__name__)
 
 
 def _with_article(word: str) -> str:
-    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
+    vowel = word == "ndarray" or word[0].lower() in "aeiou"
+    return f"{'an' if vowel else 'a'} {word}"

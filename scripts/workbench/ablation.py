@@ -1,4 +1,4 @@
-"""What the constants of the package are worth: other values of each, on cheap streams.
+"""Effect of the constants of the package: other values of each, on cheap streams.
 
     python scripts/benchmark.py ablation --out docs/data/ablation.json
     python scripts/benchmark.py ablation --only PATIENCE restart --streams revisiting
@@ -7,8 +7,8 @@
 A row is one stream with one constant changed, or with none: the default. Constants are
 attributes of modules, patched for a run; options are those of an update. The list is
 :data:`KNOBS`; add a line to it for a new constant. Rows in the file are not run again,
-so a run can be interrupted and resumed, and split over processes by ``--streams``.
-Seconds are those of the processor.
+so a run can be interrupted and resumed, and split over processes with ``--streams``.
+Seconds are processor time.
 """
 
 from __future__ import annotations
@@ -394,7 +394,7 @@ def main(arguments: list[str] | None = None) -> None:
         nargs="?",
         choices=["run", "tables"],
         default="run",
-        help="run what is missing, or print what is there",
+        help="run what is missing, or print the tables",
     )
     parser.add_argument(
         "--out",

@@ -4,13 +4,13 @@
     python scripts/benchmark.py bayesopt regret cost       some of them
     python scripts/benchmark.py bayesopt versions --old PATH
 
-Regret is what is left to the known maximum, the same seeds and initial designs for
-every method. ``versions`` compares with another version of the package: PATH is the
-folder that has its ``torch_ssgp``. Times are CPU time on one thread, medians of
-repetitions in which the methods take turns; only their ratios mean something.
+Regret is the distance to the known maximum; every method has the same seeds and initial
+designs. ``versions`` compares with another version of the package: PATH is the folder
+that contains its ``torch_ssgp``. Times are CPU time on one thread, medians of
+repetitions in which the methods take turns; only their ratios are meaningful.
 
 Rows already in the file are not run again, so a run can be interrupted and resumed.
-Exact models and random search stay when the version changes, all else is run anew.
+Exact models and random search are kept when the version changes; the rest is run again.
 """
 
 from __future__ import annotations
@@ -434,7 +434,8 @@ def main(arguments: list[str] | None = None) -> None:
         nargs="*",
         choices=[*TABLES, []],
         default=[],
-        help="fantasies, cost, versions, regret",
+        metavar="table",
+        help="fantasies, cost, versions, regret; by default all but versions",
     )
     parser.add_argument(
         "--out",
@@ -448,7 +449,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--problems", nargs="+", choices=list(cases()), default=["Hartmann-6"]
     )
-    parser.add_argument("--again", action="store_true", help="run what is in the file")
+    parser.add_argument("--again", action="store_true", help="replace rows of the file")
     chosen = parser.parse_args(arguments)
     tables = chosen.tables or [t for t in TABLES if t != "versions" or chosen.old]
     if "versions" in tables and chosen.old is None:

@@ -1,15 +1,15 @@
-"""What processes that share an update say to each other, and what that costs.
+"""Messages between processes that share an update, and their cost.
 
     python scripts/benchmark.py distributed --out docs/data/distributed.json
     python scripts/benchmark.py distributed --cases 100,200,4000 --ranks 1 2
 
-For every number of inducing points M, size of the memory R and batch of N data, with
-two inputs: bytes and messages of a step of the inner loop and of the rest of an update,
-as counted where they are sent, and the time of a step at 1 process (a plain model) and
-at more, each on one thread: of the processor, of the rank that needs most, and by the
-clock. ``ratio`` is that of the processor at 1 process divided by that at so many. Ranks
-are processes of this machine. Where other work shares its cores the clock tells more of
-that than of us, so ``clock ratio`` is for machines with as many free cores as ranks.
+The cases are numbers of inducing points M, sizes of the memory R and batches of N data,
+with two inputs. For each, the script counts the bytes and messages of a step of the
+inner loop and of the rest of an update. It also measures the time of a step with 1
+process (a plain model) and with more, each on one thread: the processor time of the
+slowest rank, and the wall-clock time. ``ratio`` is the processor time with 1 process
+divided by that with several. Ranks are processes on this machine, so ``clock ratio`` is
+only meaningful with as many free cores as ranks.
 
 The estimate takes the time of a step at 1 process as t0 + N t1. All of the time with
 the smallest batch is counted as t0, which no rank can divide. Ranks are as fast as that
@@ -207,7 +207,7 @@ def main(arguments: list[str] | None = None) -> None:
         nargs="?",
         choices=["measure", "worker", "tables"],
         default="measure",
-        help="measure, be one of the ranks, or print what is there",
+        help="measure, be one of the ranks, or print the tables",
     )
     parser.add_argument("--out", type=Path, default=Path("out/distributed.json"))
     parser.add_argument("--cases", nargs="*", type=case_of, default=list(CASES))

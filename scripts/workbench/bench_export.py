@@ -1,10 +1,10 @@
-"""One row through a model, and through what was exported from it.
+"""One row through a model, and through its exported module.
 
     python scripts/benchmark.py export              the table, and its place in the docs
     python scripts/benchmark.py export --page       its place in the docs alone
 
-Both compute mean and variance of targets, in turns, on one thread; times are medians of
-processor time.
+Both compute the mean and variance of targets, in turns, on one thread. Times are
+medians of processor time.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def section(file: Contents) -> str:
             f"median of {file.header['repeats']} turns of {CALLS} calls, processor "
             "time). One row is "
             f"{min(single):.1f} to {max(single):.1f} times faster than through the "
-            f"model, at least {BAR} times in {reached} of {len(single)} cases: what a "
-            "row costs is the number of operations that are started.",
+            f"model, at least {BAR} times in {reached} of {len(single)} cases. The "
+            "cost of one row is the overhead of starting its operations.",
             markdown(file.rows),
         )
     )

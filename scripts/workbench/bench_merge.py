@@ -3,13 +3,12 @@
     python scripts/benchmark.py merge --data-dir DIR --out docs/data/merge.json
     python scripts/benchmark.py merge many
 
-``sites``: three models, each with default settings over its own part of a stream, and
-merged, against one model that saw all of it as a stream. In "regions" each site has a
-third of the batches, one after the other, so that it knows a third of the inputs; in
-"turns" every third datum. ``many``: a hundred models in one call and as a tree of
-pairs, with fixed hyperparameters and common inducing points: both end with the same
-numbers. Seconds are those of the processor, memory is the most that the process held
-beyond what it held before.
+``sites``: three models with default settings each learn a part of a stream and are
+merged. They are compared with one model that saw the whole stream. In "regions" each
+site has a third of the batches, one after the other, so it knows a third of the inputs.
+In "turns" it has every third datum. ``many``: a hundred models in one call and as a
+tree of pairs, with fixed hyperparameters and common inducing points; both give the same
+numbers. Seconds are processor time. Memory is the peak beyond the level before.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Streams x policies x seeds: what each way to choose inducing points ends with.
+"""Streams x policies x seeds: the final result of each way to choose inducing points.
 
     python scripts/benchmark.py policies --data-dir DIR --out docs/data/policies.json
     python scripts/benchmark.py policies --gap "audio M=200" --out docs/data/gap.json
 
-Every row is one run with default settings, or the batch model of the same size that
-has all training data at once. Rows already in the file are not run again, so a run can
-be interrupted and resumed, and split over processes by ``--streams``. ``--gap`` asks
-why the default falls behind the batch model on one stream. Seconds are those of the
-processor.
+Every row is one run with default settings, or the batch model of the same size on all
+training data at once. Rows already in the file are not run again, so a run can be
+interrupted and resumed, and split over processes with ``--streams``. ``--gap`` examines
+why the default falls behind the batch model on one stream. Seconds are processor time.
 """
 
 from __future__ import annotations
@@ -267,13 +266,13 @@ def careless(lines: list[Row]) -> str:
     if not parts:
         return ""
     text = (
-        f"More than twice the RMSE of the default: {'; '.join(parts)}. How we read it: "
-        "a random swap drops points that the past relies on, and points that are all "
-        "kept leave no room for what is new."
+        f"More than twice the RMSE of the default: {'; '.join(parts)}. Our "
+        "interpretation: a random swap drops points that the past relies on, and "
+        "keeping all points leaves no room for new ones."
     )
     if ahead:
         text += (
-            " It is not so everywhere. Ahead of the default, where both miss the batch "
+            " There are exceptions. Ahead of the default, where both miss the batch "
             f"model: {listed(ahead)}."
         )
     return text
@@ -303,8 +302,8 @@ def used_up(rows: list[Row], lines: list[Row]) -> str:
     text += f"its inducing points were used up: {listed(parts)}. " if parts else ""
     text += f"It had points left on {listed(spare)}. " if spare else ""
     return text + (
-        "An update that loses much of what was known, for lack of points, says so by a "
-        "`BudgetWarning`."
+        "An update that loses much of what was known because it has too few points "
+        "issues a `BudgetWarning`."
     )
 
 
@@ -313,22 +312,22 @@ def gap_reading(gap_file: Contents) -> str:
     name, rows = gap_file.header["stream"], gap_file.rows
     stream, kept, theta, points, both = (row["RMSE"] for row in rows)
     text = (
-        f"Is it what was remembered, or what was chosen? Here is {name}, "
-        "first the stream, then batch inference that begins where the stream ended."
-        f"\n\n{markdown(rows)}\n\n"
-        f"With all data at hand the RMSE is {kept / stream:.3f} times that of the "
-        "stream where nothing else may change, and "
-        f"{both / stream:.3f} times where inducing points and hyperparameters are free."
+        "Is the gap due to what was forgotten, or to the points chosen? The table "
+        f"shows {name}: first the stream, then batch inference that starts where the "
+        f"stream ended.\n\n{markdown(rows)}\n\nWith all data, the RMSE is "
+        f"{kept / stream:.3f} times that of the stream if nothing else may change, "
+        f"and {both / stream:.3f} times if inducing points and hyperparameters are "
+        "free."
     )
     if stream - kept < 0.1 * (stream - both):
         text += (
-            " So little of this gap is what was forgotten; it is where points are and "
-            "what the hyperparameters are."
+            " So little of this gap is due to forgetting. It is due to the inducing "
+            "points and the hyperparameters."
         )
     if both < 0.9 * min(theta, points):
         text += (
-            " Neither does as much alone: both have to move together, with all data at "
-            "hand, which a stream cannot."
+            " Neither does as much alone: both have to move together, with all data "
+            "available, which a stream cannot do."
         )
     return text
 
@@ -340,7 +339,7 @@ def remarks(rows: list[Row]) -> str:
         f"{text}: {joined}."
         for text, joined in [
             ("Not run yet", not_run(rows, "policy", POLICIES, STREAMS)),
-            ("Batch models that their budget of steps stopped", ", ".join(short)),
+            ("Batch models that used up their budget of steps", ", ".join(short)),
         ]
         if joined
     )

@@ -1,4 +1,4 @@
-"""Streams that are hard for a small memory, each against all data at once.
+"""Streams that are hard for a small memory, each compared with all data at once.
 
     python scripts/benchmark.py streams --out docs/data/streams.json
     python scripts/benchmark.py streams small --only "batches of 1," --out FILE
@@ -10,8 +10,8 @@
 ``labels``   labels that arrive class by class, or in random order
 ``deep``     a small network before the kernel
 
-A stream is a new model and ``model.update(x, y)`` for every batch, nothing else; the
-digits have the options of ``scripts/likelihoods.py``. What it is compared with:
+A stream is a new model and one ``model.update(x, y)`` per batch, with default options;
+the digits have the options of ``scripts/likelihoods.py``. The references:
 
 ``batch``    The same model, given all data in one update: 300 steps of Adam, and again
              300 of L-BFGS; the fit with the larger bound counts, and the seconds are
@@ -20,8 +20,8 @@ digits have the options of ``scripts/likelihoods.py``. What it is compared with:
              plateau from two starts, or 500 steps of Adam at 0.01 for deep kernels.
 
 Rows already in the file are not run again, so a run can be interrupted and resumed.
-The references stay when the version changes; streams of another version are run anew.
-``--again`` drops the rows of a method first. Seconds are those of the processor.
+References are kept when the version changes; streams of another version are run again.
+``--again`` drops the rows of a method first. Seconds are processor time.
 """
 
 from __future__ import annotations

@@ -7,18 +7,20 @@
     python scripts/benchmark.py streams    small batches, periods, labels, deep kernels
     python scripts/benchmark.py ablation   constants of the package, one by one
     python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
-    python scripts/benchmark.py prequential   our river front beside river's models
+    python scripts/benchmark.py prequential   our river estimators and river's models
     python scripts/benchmark.py merge      three sites, a hundred models
-    python scripts/benchmark.py distributed    what ranks of one update send, and wait
-    python scripts/benchmark.py peers      cost beside GPyTorch and the paper's form
+    python scripts/benchmark.py distributed    messages and times of several ranks
+    python scripts/benchmark.py peers      cost relative to GPyTorch and the paper
+    python scripts/benchmark.py changes    streams that change, and what is forgotten
     python scripts/benchmark.py export     one row through an exported model
     python scripts/benchmark.py report     docs/benchmarks.md and README.md from files
 
-All but ``core``, ``choice`` and ``report`` have arguments of their own: see
-``memory --help``. Accuracy on the streams of the paper: ``scripts/reproduce.py``.
+All but ``core``, ``choice`` and ``report`` have their own arguments: see
+``memory --help``. For accuracy on the streams of the paper, see
+``scripts/reproduce.py``.
 
-Absolute times depend on the machine; ratios within one run do not, as far as that is
-possible. Every time is the median of repetitions that alternate with its floor.
+Absolute times depend on the machine; ratios within one run should not. Every time is
+the median of repetitions that alternate with its floor.
 """
 
 from __future__ import annotations
@@ -65,9 +67,9 @@ def page() -> str:
     """The page of the docs, from the files beside it."""
     parts = [
         "# Benchmarks",
-        "Written by `scripts/benchmark.py report` from the files in `data/`. Every "
-        "section names the version of the library that made its tables; the file has "
-        "the settings, too.",
+        "Written by `scripts/benchmark.py report` from the files in `data/`. Each "
+        "section names the version of the library that produced its tables. The "
+        "files also contain the settings.",
         memory_section(read(DATA / "memory.json")),
         streams_section(read(DATA / "streams.json")),
         ablation_section(),
@@ -90,19 +92,18 @@ def memory_section(file: Contents) -> str:
     floor = places["memory_floor"]
     return paragraphs(
         "## Memory",
-        "Written by `scripts/benchmark.py memory`: streams with default settings "
-        "against batch sparse regression with the same number of inducing points (all "
-        "training data at once, all inducing points free, L-BFGS to a plateau). `R` is "
-        "the size of the memory. Predictions come from the inducing points, q(b), or "
-        f"from all points of the memory. An RMSE below {floor} counts as {floor}: the "
-        "likelihood has no smaller noise.",
-        titled(
-            "What the defaults have to reach, in every seed:", places["memory_bars"]
-        ),
+        "Written by `scripts/benchmark.py memory`: streams with default settings, "
+        "compared with batch sparse regression with the same number of inducing "
+        "points (all training data at once, all inducing points free, L-BFGS to a "
+        "plateau). `R` is the size of the memory. Predictions come from the "
+        "inducing points, q(b), or from all points of the memory. An RMSE below "
+        f"{floor} counts as {floor}, because the likelihood cannot have a smaller "
+        "noise.",
+        titled("Targets for the defaults, in every seed:", places["memory_bars"]),
         titled("All runs:", places["memory_streams"]),
         titled("What a larger memory buys:", places["memory_sizes"]),
         titled(
-            "The memory, and as much storage spent on M' inducing points instead:",
+            "The memory, compared with M' inducing points that need the same storage:",
             places["memory_storage"],
         ),
         titled("The batch models:", places["memory_references"]),
@@ -116,7 +117,7 @@ def streams_section(file: Contents) -> str:
     return paragraphs(
         "## Hard streams",
         f"Written by `scripts/benchmark.py streams` ({made_with(file)}), each with "
-        "default settings against all data at once.",
+        "default settings, compared with all data at once.",
         titled(
             "Small batches: 60 stationary streams of 1, 2, 5 or 10 points a batch, "
             "against the same model given all data in one update.",
@@ -148,11 +149,11 @@ def ablation_section() -> str:
     return paragraphs(
         "## Constants",
         f"Written by `scripts/benchmark.py ablation` ({made_with(read(path))}): "
-        "constants and options of the package, one at a time, with another value than "
-        "the default, on the streams that they can matter on. Ratios are those of the "
-        "RMSE to that with defaults, above 1 where the default is better. Then the "
-        "worst difference of the mean log-likelihood over these streams, below 0 where "
-        "the default is better, and the median ratio of processor time. Streams that "
+        "constants and options of the package, changed one at a time, on the streams "
+        "where they can matter. Ratios are those of the RMSE to that with the "
+        "defaults; above 1, the default is better. The next column is the worst "
+        "difference in mean log-likelihood over these streams; below 0, the default is "
+        "better. The last one is the median ratio of processor time. Streams that "
         "change, and the sensor, are predicted batch by batch before they are learned.",
         ablation.section(path),
     )
@@ -163,10 +164,10 @@ def core_section(core: Contents, choice: Contents) -> str:
     return paragraphs(
         "## Cost of an update",
         f"Written by `scripts/benchmark.py core` and `choice` ({made_with(core)}). "
-        "`floor_ms` is one product `A @ A.T` and one Cholesky factorisation of the "
-        "size of the update, in the same run on one thread; the other columns are "
-        "ratios to it. Small sizes are dominated by the overhead of many small "
-        "operations, large ones by arithmetic.",
+        "`floor_ms` is the time of one product `A @ A.T` and one Cholesky "
+        "factorisation of the same size, in the same run on one thread. The other "
+        "columns are ratios to it. Small sizes are dominated by the overhead of "
+        "many small operations, large ones by arithmetic.",
         markdown(core.rows),
         "Cost of choosing inducing points, in units of one gradient step of the inner "
         "loop:",
@@ -179,15 +180,15 @@ def policies_section(file: Contents, gap: Contents) -> str:
     places = bench_policies.sections(file.rows, gap)
     return paragraphs(
         "## Inducing points",
-        f"Written by `scripts/benchmark.py policies` ({made_with(file)}): what each "
-        "policy ends with, against batch sparse regression of the same size (all "
-        "training data at once, all inducing points free, 50 steps of Adam and at most "
-        f"{places['steps']} of L-BFGS). `budget` is the number of inducing points "
-        "allowed, `M` what was used in the end. Another seed is another split or draw. "
-        "Where a stream has none, targets differ by roundings of 1e-12: a greedy "
-        "choice may tip over by a rounding, and where the budget is used up the ends "
-        "then differ by far more. Lines with several seeds have medians and ranges. "
-        "All streams:",
+        f"Written by `scripts/benchmark.py policies` ({made_with(file)}): the final "
+        "result of each policy, compared with batch sparse regression of the same "
+        "size (all training data at once, all inducing points free, 50 steps of "
+        f"Adam and at most {places['steps']} of L-BFGS). `budget` is the number of "
+        "inducing points allowed, and `M` the number used in the end. Each seed is "
+        "another split or draw. For streams without either, the seeds perturb the "
+        "targets by 1e-12. Such a perturbation can flip a greedy choice, and if the "
+        "budget is used up, the final results differ by far more. Lines with "
+        "several seeds show medians and ranges. All streams:",
         places["ranking"],
         titled("Stream by stream:", places["policies"]),
         places["remarks"],
@@ -199,10 +200,10 @@ def bayesopt_section(file: Contents) -> str:
     """Surrogates for BoTorch."""
     return paragraphs(
         "## Bayesian optimisation",
-        f"Written by `scripts/benchmark.py bayesopt fantasies cost` ({made_with(file)})"
-        ". A batch of fantasies against a loop over them; one update and one "
-        "acquisition against the same at 200 evaluations, beside the refit of "
-        "BoTorch's exact model.",
+        "Written by `scripts/benchmark.py bayesopt fantasies cost` "
+        f"({made_with(file)}). The tables compare a batch of fantasies with a loop "
+        "over them. They also compare one update and one acquisition with the same "
+        "at 200 evaluations, and with refitting BoTorch's exact model.",
         markdown(file.rows, hide=("table", "version")),
         crossing(file.rows),
     )

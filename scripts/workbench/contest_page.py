@@ -139,14 +139,14 @@ def batch_sentence(every: Contests) -> str:
         f"Ours ends with at most {RATIO:g} times the RMSE of batch SGPR "
         f"{share([rmse for rmse, _ in near])}, and with an MLL at most {MARGIN:g} "
         f"below it {share([mll for _, mll in near])}. Trained once, after the last "
-        f"datum, batch SGPR takes less time than the whole stream {share(faster)}, and "
-        f"has a lower RMSE as well {share(ahead)}. It is a ceiling, and not counted "
-        "above, because it predicts nothing before the last datum."
+        f"datum, batch SGPR takes less time than the whole stream {share(faster)}, "
+        f"and has a lower RMSE as well {share(ahead)}. It is a ceiling and not "
+        "counted above, because it cannot predict before the last datum."
     )
     if any(budget):
         text += (
-            f" It was stopped by its budget of steps {share(budget)}; there the "
-            "ceiling may be somewhat higher."
+            f" It used up its budget of steps {share(budget)}; there the ceiling may "
+            "be somewhat higher."
         )
     return text
 
@@ -161,7 +161,7 @@ def compare_measured(cells: Cells) -> str:
         verdict_table(every),
         frontier_sentence(every),
         batch_sentence(every),
-        "What each method ends with:",
+        "Final results of each method:",
         score_tables(every),
     )
 
@@ -184,15 +184,15 @@ def compare_reasons(every: Contests) -> list[str]:
     if any(missed):
         reasons.append(
             f"Ours falls short of batch SGPR {share(missed)}. Batch SGPR moves all "
-            "inducing points with all data at hand. A stream chooses points as data "
-            "arrive, and cannot recover what it gave up for lack of points. We read "
-            "the difference as the price of that."
+            "inducing points with all data available. A stream chooses points as "
+            "data arrive, and cannot recover what it dropped when it had too few. We "
+            "attribute the difference to this."
         )
     if any(below_noise):
         reasons.append(
-            f"The RMSE is off by more, but less than a tenth of the noise that the "
-            f"model assumes, {share(below_noise)}. GPyTorch sets the floor of that "
-            "noise, and errors so far below it hardly change the bound."
+            "The RMSE misses the limit but is less than a tenth of the noise that "
+            f"the model assumes, {share(below_noise)}. GPyTorch sets a lower limit "
+            "for that noise, and errors so far below it hardly change the bound."
         )
     if ratios and min(ratios) > 1:
         reasons.append(
@@ -202,9 +202,9 @@ def compare_reasons(every: Contests) -> list[str]:
         )
     if any(stopped):
         reasons.append(
-            "Online conditioning, which the paper does not have, keeps every point "
-            f"after the first batch. It stopped early {share(stopped)}, and from then "
-            "on predicts from what it had."
+            "Online conditioning, which is not in the paper, keeps every point after "
+            f"the first batch. It stopped early {share(stopped)}, and after that "
+            "predicts from what it had learned."
         )
     if without_svi:
         reasons.append(f"SVI was not run with M={listed(without_svi)}, to save time.")
@@ -236,9 +236,10 @@ def timeseries_differences(cells: Cells) -> str:
     return bullets(
         verdict if ran else "",
         *compare_reasons(every),
-        "One run each. Once inducing points are used up, rounding errors in the "
-        "targets decide which ones a stream keeps, and so how it ends; the table of "
-        "policies in [benchmarks](benchmarks.md) has the range over several.",
+        "Each setting was run once. Once inducing points are used up, rounding "
+        "errors in the targets decide which ones a stream keeps, and so affect the "
+        "final result. The table of policies in [benchmarks](benchmarks.md) shows "
+        "the range over several runs.",
         "The audio signal is not the paper's. Seconds come from another machine and "
         "other code, so only their order can be compared.",
     )
@@ -265,8 +266,8 @@ def terrain_measured(cells: Cells) -> str:
         return compare_measured(cells)
     return paragraphs(
         compare_measured(cells),
-        "Ours against the windowed models; below 1 in RMSE and above 0 in MLL ours is "
-        "better:",
+        "Ours against the windowed models. Ours is better if the RMSE ratio is "
+        "below 1 and the MLL difference above 0:",
         windowed_table(every),
         f"Ours has a lower RMSE than both windowed models {share(lower)}, and a higher "
         f"MLL than both {share(higher)}.",
@@ -282,17 +283,18 @@ def terrain_differences(cells: Cells) -> str:
     elif all(higher):
         verdict = (
             "The paper's model was behind the windowed models in MLL; ours is ahead. "
-            "It differs in three ways: all data share one noise, so that what early "
-            "batches took for noise can be revised; inducing points are chosen anew "
-            "among old ones and new data, by what each is worth to the bound; each "
-            "input has a lengthscale. We did not separate their effects."
+            "It differs in three ways. All data share one noise, so the noise level "
+            "of early batches can be revised. Every update chooses inducing points "
+            "again among old ones and new data, by their value for the bound. Each "
+            "input has its own lengthscale. We did not separate their effects."
         )
     else:
         verdict = (
             "As in the paper, ours does not beat the windowed models in MLL "
-            "everywhere. They follow their window closely, and outside of it predict "
-            "the prior, which is wide and so costs little; ours has the same inducing "
-            "points for all it has seen. That is our reading; we did not test it."
+            "everywhere. They follow their window closely. Outside it they predict "
+            "the prior, which is wide and so costs little. Ours has the same "
+            "inducing points for everything it has seen. We did not test this "
+            "explanation."
         )
     same = any("OS" in setting.data for setting in every)
     return bullets(
@@ -300,6 +302,6 @@ def terrain_differences(cells: Cells) -> str:
         *compare_reasons(every),
         ""
         if same
-        else "The terrain is matplotlib's sample, not the paper's. With `--data-dir` a "
-        "tile of OS Terrain 50 takes its place.",
+        else "The terrain is matplotlib's sample, not the paper's. With `--data-dir`, "
+        "a tile of OS Terrain 50 replaces it.",
     )

@@ -2,15 +2,17 @@
 
     python -m workbench.example_pages            in scripts/; all of them, 15 minutes
     python -m workbench.example_pages drift      some of them
+    python -m workbench.example_pages --page     new words around the old output
 
-Pages go to docs/examples. Code is added to them when the site is built, see
-scripts/site/pages.py; output and figure are of the version that the page names.
+Pages go to docs/examples. scripts/site/pages.py adds the code when it builds the site.
+Output and figures come from the version that the page names.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,10 +30,11 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 class Ran(NamedTuple):
-    """What an example printed, and its figures."""
+    """What an example printed, its figures, and the version that ran."""
 
     text: str
     figures: list[bytes]
+    version: str
 
 
 def names() -> list[str]:
@@ -53,7 +56,17 @@ def run(name: str) -> Ran:
         if done.returncode:
             raise SystemExit(f"{name} failed:\n{done.stderr}")
         figures = [path.read_bytes() for path in sorted(Path(folder).rglob("*.png"))]
-    return Ran(done.stdout.strip("\n"), figures)
+    return Ran(done.stdout.strip("\n"), figures, version("torch_ssgp"))
+
+
+def ran_before(name: str, folder: Path) -> Ran:
+    """What the page of an example shows."""
+    text = (folder / f"{name}.md").read_text(encoding="utf-8")
+    printed = re.search(r"^```text\n(.*)\n```$", text, re.MULTILINE | re.DOTALL)
+    by = re.search(r"\(torch_ssgp ([^;,) ]+)", text)
+    files = re.findall(r"^!\[.*\]\((.*)\)$", text, re.MULTILINE)
+    figures = [(folder / file).read_bytes() for file in files]
+    return Ran(printed[1] if printed else "", figures, by[1] if by else "")
 
 
 def title_and_text(name: str) -> tuple[str, str]:
@@ -64,17 +77,16 @@ def title_and_text(name: str) -> tuple[str, str]:
     return title.rstrip("."), text.strip("\n").replace("``", "`")
 
 
-def page(name: str, text: str, num_figures: int) -> str:
+def page(name: str, ran: Ran) -> str:
     """The page of an example."""
     title, about = title_and_text(name)
-    pictures = [f"![{title}]({file})" for file in figure_names(name, num_figures)]
-    return paragraphs(
-        f"# {title}",
-        about,
-        *pictures,
-        f"It prints (torch_ssgp {version('torch_ssgp')}; times are of a busy machine):",
-        f"```text\n{text}\n```\n",
-    )
+    pictures = [f"![{title}]({file})" for file in figure_names(name, len(ran.figures))]
+    output = [
+        f"Output (torch_ssgp {ran.version}, timed on a busy machine):",
+        f"```text\n{ran.text}\n```",
+    ]
+    parts = [f"# {title}", about, *pictures, *(output if ran.text else [])]
+    return paragraphs(*parts) + "\n"
 
 
 def figure_names(name: str, count: int) -> list[str]:
@@ -90,7 +102,7 @@ def index() -> str:
     )
     return paragraphs(
         "# Examples",
-        "Each is one file that runs from any folder, with what it printed and drew.",
+        "Each example is one file and runs from any folder. Its page shows the output.",
         lines + "\n",
     )
 
@@ -99,15 +111,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Run examples, and write their pages."""
     parser = new_parser(__doc__)
     parser.add_argument("names", nargs="*", help="only these")
-    parser.add_argument("--out", type=Path, default=DOCS / "examples")
+    parser.add_argument("--page", action="store_true", help="run nothing")
+    parser.add_argument("--out", type=Path, default=DOCS / "examples", help="folder")
     chosen = parser.parse_args(arguments)
     chosen.out.mkdir(parents=True, exist_ok=True)
     for name in tqdm(chosen.names or names()):
-        ran = run(name)
+        ran = ran_before(name, chosen.out) if chosen.page else run(name)
         files = figure_names(name, len(ran.figures))
         for file, figure in zip(files, ran.figures, strict=True):
             (chosen.out / file).write_bytes(figure)
-        text = page(name, ran.text, len(ran.figures))
+        text = page(name, ran)
         (chosen.out / f"{name}.md").write_text(text, encoding="utf-8")
     (chosen.out / "index.md").write_text(index(), encoding="utf-8")
 

@@ -59,8 +59,8 @@ def toy_measured(cells: Cells) -> str:
     return paragraphs(
         "Against batch SGPR with the same budget of inducing points:",
         markdown(rows),
-        f"At worst, a stream ends with {ratio} times its RMSE, and with an MLL that "
-        f"differs by {difference}.",
+        f"In the worst case, a stream ends with {ratio} times its RMSE, and with an "
+        f"MLL that differs by {difference}.",
     )
 
 
@@ -97,9 +97,9 @@ def alpha_measured(cells: Cells) -> str:
     ]
     return paragraphs(
         "Mean ± standard error over random halves of the series. The MLL over the "
-        "stream is its mean over batches; gaps are those between neighbouring inducing "
-        "points at the end. Rows with a number alone have the paper's form; in the "
-        "last one all data share one noise, the default here.",
+        "stream is its mean over batches; gaps are those between neighbouring "
+        "inducing points at the end. Rows with only a number use the paper's form. "
+        "In the last row all data share one noise, the default here.",
         markdown(rows),
         order_sentence(paper_forms(cells)),
         clump_sentence(paper_forms(cells)),
@@ -155,7 +155,7 @@ def clump_sentence(forms: dict[str, Splits]) -> str:
         if more.mean > 0 and more.clear
         else "fewer inducing points are in clumps"
         if more.mean < 0 and more.clear
-        else "no clear difference in clumps of inducing points is seen"
+        else "there is no clear difference in clumps of inducing points"
     )
     shares = [f"{over(forms[form], clumped).mean:.1%}" for form in (large, small)]
     return (
@@ -218,7 +218,7 @@ def _no_clumps(forms: dict[str, Splits]) -> str:
         return ""
     return (
         "No clumps at any α: new inducing points are a greedy choice among the data, "
-        "points kept do not move, and points too close to be told apart are merged."
+        "old points do not move, and points too close to be told apart are merged."
     )
 
 
@@ -232,10 +232,10 @@ def _shared_noise(shared: Splits, paper: Splits) -> str:
     highest = over(paper, lambda row: max(step["MLL"] for step in row["trace"]))
     size = max(len(row["z"]) for row in paper.values())
     return (
-        "In the paper's form each batch keeps the noise that it had when it came. "
-        f"Where {size} inducing points no longer suffice, what they cannot follow has "
-        "to be noise, but the noise of past batches is fixed: at α = 0 the MLL "
-        f"falls from {number(highest.mean, '.2f')}, where it is highest, to "
+        f"In the paper's form each batch keeps its original noise. Once {size} "
+        "inducing points are too few, the noise has to explain what they cannot "
+        "follow, but the noise of past batches is fixed. At α = 0 the MLL falls from "
+        f"{number(highest.mean, '.2f')}, where it is highest, to "
         f"{number(over(paper, lambda row: row['MLL']).mean, '.2f')} at the end. With "
         f"one noise shared by all data it is {gain} higher at the end."
     )
@@ -296,8 +296,8 @@ def hyperparameters_differences(cells: Cells) -> str:
         )
     if smoother and all(smoother):
         lines.append(
-            "The bias of few points is towards long lengthscales: what they cannot "
-            "follow must look smooth."
+            "With few points the bias is towards long lengthscales, because the "
+            "model cannot follow anything less smooth."
         )
     return bullets(*lines)
 
@@ -314,9 +314,9 @@ def memory_measured(cells: Cells) -> str:
         for method, row in sorted(cells.items())
     ]
     return paragraphs(
-        "Peak of the resident memory above what the process held before, each method "
-        "in a process of its own. The last column is the median of the peaks in the "
-        "second half of the stream over that in the first, leaving out the first two "
+        "Peak resident memory above the level before the run, with each method in a "
+        "separate process. The last column is the median peak in the second half of "
+        "the stream divided by that in the first half. It leaves out the first two "
         "batches, in which inducing points are added.",
         markdown(rows),
         memory_sentence(cells),
@@ -340,7 +340,7 @@ def memory_sentence(cells: Cells) -> str:
         if row["peak_MiB"] < ours["peak_MiB"] or row["RMSE"] < ours["RMSE"]
     ]
     verdict = (
-        f"less memory or a lower error has {listed(better)}"
+        f"{listed(better)} has less memory or a lower error"
         if better
         else "no baseline has less memory or a lower error"
     )
@@ -425,9 +425,9 @@ def equivalence_measured(cells: Cells) -> str:
     )
     agree = "agree" if bounds_agree(cells) else "do not agree"
     return paragraphs(
-        "The online bound is the sum of what each update adds. Where inducing points "
-        "are at the data, the batch bound is the log evidence of the exact GP. Results "
-        "are kept to nine digits.",
+        "The online bound is the sum of the increments of all updates. With "
+        "inducing points at the data, the batch bound is the log evidence of the "
+        "exact GP. Results are stored with nine digits.",
         markdown(rows),
         f"Bounds {agree} in every printed digit; the largest difference is "
         f"{worst:.1g}.",
@@ -437,7 +437,7 @@ def equivalence_measured(cells: Cells) -> str:
 def equivalence_differences(cells: Cells) -> str:
     """Equivalence: whether it holds."""
     return bullets(
-        "We agree. What is left is rounding, and the jitter of the prior."
+        "We agree. The remaining differences are rounding and the jitter of the prior."
         if bounds_agree(cells)
         else "The bounds differ by more than rounding. They should not."
     )

@@ -2,8 +2,8 @@
 
     python scripts/input_contract.py        # writes docs/inputs.md
 
-The calls below are the contract's only list: the page shows what they raise, and the
-tests run them and compare the page with what they raise now.
+The calls below are the only list of the contract. The page shows what they raise, and
+the tests compare the page with what they raise now.
 """
 
 from __future__ import annotations
@@ -342,28 +342,28 @@ CONTRACT: dict[str, tuple[tuple[str, ...], list[str]]] = {
 INTRODUCTION = """\
 # Bad input
 
-Everything that comes in is checked once, at the front door, before anything changes.
-Errors say what came, what was expected and what to do. All are named in
-`torch_ssgp.exceptions`. Those about data and arguments are `InputError`s, and so
-`ValueError`s; an unsupported likelihood is a `TypeError`. `SingleTaskStreamingGP`
-raises BoTorch's errors where BoTorch's own models would.
+All arguments are checked once, before anything changes. An error says what was passed,
+what was expected and what to do. All errors are in `torch_ssgp.exceptions`. Errors
+about data and arguments are `InputError`s, and therefore `ValueError`s. An unsupported
+likelihood is a `TypeError`. `SingleTaskStreamingGP` raises BoTorch's errors where
+BoTorch's own models would.
 
-One thing is no error: in a batch of streams, NaN in `y_new` is a reading that a stream
-does not have, and it counts for nothing. With given hyperparameters and inducing points
-each stream ends where its own readings alone would have led it, and it may have none in
-an update. Two things all streams share: inputs of missing readings take room in the
-memory until it is compressed, and a `forget` below 1 lets the past of every stream
-fade. `noise` may be NaN where `y_new` is. This holds for Gaussian and Bernoulli
-likelihoods and for the outputs of a `MultiOutputGP`. A single stream leaves such rows
-out.
+There is one exception: in a batch of streams, NaN in `y_new` marks a missing reading,
+which the update ignores. With fixed hyperparameters and inducing points, each stream
+gives the same result as with its own readings alone. A stream may have no reading at
+all in an update. All streams share two things: inputs of missing readings take up room
+in the memory until it is compressed, and a `forget` below 1 fades the past of every
+stream. `noise` may be NaN where `y_new` is. This holds for Gaussian and Bernoulli
+likelihoods and for the outputs of a `MultiOutputGP`. With a single stream, leave such
+rows out.
 
-This page is made by `scripts/input_contract.py`, from these objects:
+`scripts/input_contract.py` writes this page, with these objects:
 """
 
 CLOSING = """\
 ## Accepted, with a warning
 
-Each comes once for a model, before the model changes. All are in
+Each warning is issued once per model, before the model changes. All are in
 `torch_ssgp.exceptions`.
 
 | what came | warning | what to do |
@@ -380,8 +380,8 @@ What the warning says: it names the limit that was met. |
 
 ## What the first batch sets
 
-The first batch that is learned from sets hyperparameters that learn and still have
-GPyTorch's default. What you set or froze stays. A constant mean of 0.0 is the
+The first batch that is learned from sets learnable hyperparameters that still have
+GPyTorch's default. Values that you set or froze stay. A constant mean of 0.0 is an
 exception: it cannot be told from the default. To keep it, use `ZeroMean()` or freeze it
 (`mean_module.raw_constant.requires_grad_(False)`). To learn from there, give it a prior
 (`ConstantMean(constant_prior=...)`).

@@ -4,8 +4,8 @@
     python scripts/likelihoods.py digits   # ten classes, one after the other
     python scripts/likelihoods.py robust   # counts, and regression with outliers
 
-Every number is measured in the run that prints it. The paper's table of the banana data
-is ``scripts/reproduce.py banana``.
+Every number is measured in the run that prints it. For the paper's table of the banana
+data, run ``scripts/reproduce.py banana``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Predict each datum, then learn it: our river front beside river's models.
+"""Predict each datum, then learn from it: our river estimators and river's models.
 
     python scripts/benchmark.py prequential --data-dir DIR
     python scripts/benchmark.py prequential --quick --out DIR
-    python scripts/benchmark.py prequential --page      the page from what was written
+    python scripts/benchmark.py prequential --page      writes the page from the file
 
-Streams are those inside river's package with one target, and bike and elevators, which
-need ``--data-dir`` and are left out without it. SolarFlare and Yeast are in the package
-too, but each datum has several targets. Rows in the file are not run again.
+The streams are those of river with one target, and bike and elevators, which need
+``--data-dir``. SolarFlare and Yeast, also in river, are left out: each datum has
+several targets. Rows in the file are not run again.
 """
 
 from __future__ import annotations

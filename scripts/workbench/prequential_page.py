@@ -84,7 +84,8 @@ def bars(rows: list[Row]) -> str:
     ]
     return bullets(
         f"MAE is the best, or within 2 % of it, on {counted(close, regression)}.",
-        f"Intervals of 90 % hold 87 to 93 % on {counted(inside, regression)}.",
+        "Intervals of 90 % contain 87 to 93 % of the targets on "
+        f"{counted(inside, regression)}.",
         f"Accuracy is within one point of the best on {counted(right, classes)}.",
     )
 
@@ -107,7 +108,8 @@ def ahead(rows: list[Row]) -> list[str]:
             above = 100 * (mean["MAE"] / other["MAE"] - 1)
             text += (
                 f" The mean of all targets so far is within {above:.1f} % of it: the "
-                "features say next to nothing, and models that hardly use them do best."
+                "features carry almost no information, and models that hardly use "
+                "them do best."
             )
         growth, theirs = (row["late MAE"] / row["early MAE"] for row in (ours, other))
         if growth > GROWING:
@@ -117,7 +119,7 @@ def ahead(rows: list[Row]) -> list[str]:
                 "targets grows, and our model has one noise for all of them."
             )
         found.append(text)
-    return found or ["No model of river's is ahead of ours in MAE."]
+    return found or ["None of river's models is ahead of ours in MAE."]
 
 
 def forgetting(rows: list[Row]) -> str:
@@ -159,16 +161,17 @@ def limits(rows: list[Row], length: int) -> str:
     return bullets(
         *ahead(rows),
         forgetting(rows),
-        f"Log density is below the best of river's models on {counted(behind, streams)}"
-        ". It is that of the model's own distribution, which can be far too narrow.",
-        "Our intervals are calibrated on the last targets, so they reach their share "
-        "by design. Those of river's models are not calibrated this way, so the two "
-        "columns cannot be compared.",
+        "Log density is below the best of river's models on "
+        f"{counted(behind, streams)}. It is computed from the model's own "
+        "distribution, which can be far too narrow.",
+        "Our intervals are calibrated on the last targets, so they reach their "
+        "coverage by design. Those of river's models are not calibrated this way, "
+        "so the two columns cannot be compared.",
         f"A datum costs {min(slower):.0f} to {max(slower):.0f} times the processor "
         "time of the slowest of river's models.",
-        f"Streams are cut at {length} data{shorter(streams, length)}, to keep the run "
-        "short. This says nothing about longer streams, and where models are close "
-        "their order may change.",
+        f"Streams are cut at {length} data{shorter(streams, length)}, to keep the "
+        "run short. The results say nothing about longer streams, and if models are "
+        "close, their order may change.",
         "SolarFlare and Yeast, also in river's package, have several targets per datum "
         "and are left out.",
         "Each cell was run once, with one seed.",
@@ -211,26 +214,25 @@ def page(file: Contents) -> str:
             "# Predict, then learn",
             "Written by `scripts/benchmark.py prequential` (torch_ssgp "
             f"{made['torch_ssgp']}, river {made['river']}) from "
-            "`data/prequential.json`. Every model predicts a datum and learns it "
-            f"afterwards, on the first {made['length']} data of each stream or fewer, "
-            "as the tables say; the first prediction is not scored. All rows are of "
-            "one version of the code, made one after the other. `StreamingGP` is "
-            "`torch_ssgp.river` with its defaults, the others are river's with theirs, "
-            "behind a StandardScaler where they look at features. "
-            "Dates are given as days and as month, hour or weekday, to all models "
-            "alike.",
+            "`data/prequential.json`. Every model predicts a datum and then learns "
+            f"from it, on at most the first {made['length']} data of each stream. "
+            "The first prediction is not scored. All rows come from one version of "
+            "the code, run one after the other. `StreamingGP` is `torch_ssgp.river` "
+            "with its defaults. The others are river's models with their defaults, "
+            "behind a StandardScaler if they use features. All models get dates as "
+            "days and as month, hour or weekday.",
             "![Errors relative to the best](figures/prequential.png)",
             "## Against the best of river's models",
             bars(rows),
             markdown(verdicts(rows, "regression")),
             markdown(verdicts(rows, "classification")),
-            "What else the rows show, and what they do not:",
+            "What else the results show, and what they do not:",
             limits(rows, made["length"]),
             "## All models",
-            "In the tables `inside` is the share of targets in intervals of 90 %, `ms` "
-            "processor time per datum for prediction and learning. River's regressors "
-            "predict numbers: their density is a Gaussian with the mean square of "
-            "all errors so far.",
+            "In the tables, `inside` is the share of targets in intervals of 90 %, "
+            "and `ms` the processor time per datum for prediction and learning. "
+            "River's regressors predict numbers only, so their density is a "
+            "Gaussian with the mean square of all errors so far as its variance.",
             *tables,
         )
     )

@@ -2,12 +2,12 @@
 
     python scripts/reproduce.py all --jobs 2           # everything
     python scripts/reproduce.py timeseries terrain     # some of it
-    python scripts/reproduce.py all --quick            # all of it, tiny: does it run?
-    python scripts/reproduce.py report                 # the page from what was run
+    python scripts/reproduce.py all --quick            # tiny versions of all
+    python scripts/reproduce.py report                 # writes the page
 
-Each experiment writes a JSON file and a picture to ``--out``. Interrupt it as you like:
-the same command goes on where it stopped. ``report`` turns the files into a Markdown
-page beside the folder, and draws pictures that are missing.
+Each experiment writes a JSON file and a picture to ``--out``. You can interrupt a run;
+the same command resumes it. ``report`` writes a Markdown page next to the folder from
+the files, and draws pictures that are missing.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
         help=f"any of {', '.join(EXPERIMENTS)}; all; or report, which runs nothing",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="tiny versions: does it run?"
+        "--quick", action="store_true", help="tiny versions, as a smoke test"
     )
     parser.add_argument(
         "--seeds",
@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--out", type=Path, default=OUT, help=f"folder of results ({OUT})"
     )
     parser.add_argument(
-        "--jobs", type=positive, default=1, help="processes side by side (1)"
+        "--jobs", type=positive, default=1, help="number of processes (1)"
     )
     chosen = parser.parse_args(arguments)
     if "report" in chosen.experiments:

@@ -59,36 +59,37 @@ class Section(NamedTuple):
 
 
 RACE = (
-    "Dots are batches, stars the end of the stream; stars differ in size so that none "
-    "hides another. The scale of MLL is logarithmic in the distance to the best, so "
-    "that small differences show."
+    "Dots are batches, stars the end of the stream; stars differ in size so that "
+    "none hides another. The MLL axis is logarithmic in the distance to the best, so "
+    "that small differences are visible."
 )
 SECTIONS = {
     "toy": Section(
         "Online regression on a toy series",
-        "Updated batch by batch, the model follows new data, keeps what it knew of old "
-        "data, and ends about where batch inference ends; for data in order and "
-        "shuffled, for the variational bound (VFE, α = 0) and for Power-EP (α = 0.5).",
-        "New data are black, earlier data grey; line and band show the mean and two "
-        "standard deviations of the targets, ticks the inducing points.",
+        "Updated batch by batch, the model follows new data, keeps what it knew "
+        "about old data, and ends close to batch inference. This holds for data in "
+        "order and shuffled, for the variational bound (VFE, α = 0) and for "
+        "Power-EP (α = 0.5).",
+        "New data are black, earlier data grey; the line and the band show the mean "
+        "and two standard deviations of the targets; ticks mark the inducing points.",
         toy_measured,
         toy_differences,
     ),
     "alpha": Section(
         "The power of Power-EP",
-        "As data arrive, small α predicts best, VFE among the best; with large α "
-        "inducing points clump, and the summary holds less.",
-        "Left: bands are one standard error; the scale is logarithmic in the distance "
-        "to the best, so that small differences show. Right: gaps between neighbouring "
-        "inducing points at the end, all splits together.",
+        "As data arrive, small α predicts best, with VFE among the best. With large "
+        "α inducing points clump, and the summary holds less information.",
+        "Left: bands are one standard error; the axis is logarithmic in the "
+        "distance to the best, so that small differences are visible. Right: gaps "
+        "between neighbouring inducing points at the end, all splits together.",
         alpha_measured,
         alpha_differences,
     ),
     "hyperparameters": Section(
         "Learning hyperparameters online",
         "The lengthscale of series drawn from GPs is learned well online. With few "
-        "inducing points it is biased; with more of them the trace is that of the full "
-        "GP.",
+        "inducing points it is biased. With more, the trace follows that of the "
+        "full GP.",
         "Bands are one standard deviation over draws; scale and noise are known.",
         hyperparameters_measured,
         hyperparameters_differences,
@@ -111,8 +112,8 @@ SECTIONS = {
     ),
     "memory": Section(
         "Memory",
-        "For the accuracy it reaches, the streaming model needs as much memory as "
-        "windowed models or less.",
+        "For its accuracy, the streaming model needs no more memory than windowed "
+        "models.",
         "One point for each method, and the peak of every batch.",
         memory_measured,
         memory_differences,
@@ -154,20 +155,18 @@ RMSE is the root mean squared error, MLL the mean log density of test targets wi
 noise, both in units of the scaled targets. During a stream they are computed on up to
 {max_test:,} test points in the range seen so far, at the end on all test points.
 Seconds are CPU time on one thread, for training and testing on all batches so far. All
-methods have the same kernel. All but batch SGPR, which begins with all
-data, start from the same search on the first batch, and keep what they learned from
-batch to batch:
+methods have the same kernel. Batch SGPR starts with all data. The others start from the
+same search on the first batch, and carry over what they learned from batch to batch:
 
 - streaming: this library with its default policy;
 - windowed GP: an exact GP on the last points;
-- windowed SGPR: collapsed sparse regression on the last points, by the same code;
+- windowed SGPR: collapsed sparse regression on the last points, with the same code;
 - SVI: stochastic variational inference at learning rates {rates}; tables show the rate
-  with the lowest RMSE at the end. Its inducing points start spread over the range of
-  the whole stream, a head start;
-- online conditioning: GPyTorch's `get_fantasy_model`, hyperparameters from the first
-  batch, with two repairs, without which it is far worse: q is the optimal one, and
-  predictions use the mean that conditioning computed (see
-  `scripts/workbench/uncollapsed.py`);
+  with the lowest RMSE at the end. Its inducing points start out spread over the range
+  of the whole stream, which gives it a head start;
+- online conditioning: GPyTorch's `get_fantasy_model`, with hyperparameters from the
+  first batch and two fixes, without which it is far worse: q is optimal, and
+  predictions use the mean from conditioning (see `scripts/workbench/uncollapsed.py`);
 - batch SGPR: all data at once, the ceiling.
 
 Their budgets:
@@ -175,11 +174,11 @@ Their budgets:
 {budgets}"""
 
 BUDGET_LINES = {
-    "steps": "Adam steps a batch: streaming, windowed SGPR; first batch of online "
+    "steps": "Adam steps per batch: streaming, windowed SGPR; first batch of online "
     "conditioning",
     "gp_first_steps": "L-BFGS steps, first batch: windowed GP",
-    "gp_steps": "L-BFGS steps a batch after it: windowed GP",
-    "svi_steps": "Adam steps a batch: SVI",
+    "gp_steps": "L-BFGS steps per later batch: windowed GP",
+    "svi_steps": "Adam steps per batch: SVI",
     "batch_first_steps": "Adam steps in all: batch SGPR",
     "batch_steps": "L-BFGS steps after them: batch SGPR",
     "gp_window": "points: windowed GP",

@@ -7,8 +7,8 @@ every acquisition function that needs a posterior, a fantasy or a sample path.
 ==================  ===================================================================
 ``model.py``        ``SingleTaskStreamingGP``: construct, learn, save
 ``base.py``         its parts, posteriors and conditioning
-``checks.py``       what is refused, with BoTorch's errors
-``units.py``        standardisation: the memory in the units of other constants
+``checks.py``       validation, with BoTorch's errors
+``units.py``        standardisation: the memory in other units
 ``outputs.py``      outputs as a batch of the streaming model, and back
 ``paths.py``        sample paths (Matheron's rule)
 ``files.py``        models in files

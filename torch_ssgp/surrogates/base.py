@@ -1,6 +1,6 @@
 """What every surrogate has: its parts, posteriors and conditioning.
 
-Nothing in here changes a model; :mod:`torch_ssgp.surrogates.model` does.
+Nothing here changes a model; :mod:`torch_ssgp.surrogates.model` does.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
         average_noise: Tensor,
         **transforms: InputTransform | OutcomeTransform | None,
     ) -> None:
-        """Put the parts together: the end of the constructor and of loading.
+        """Put the parts together; the last step of construction and loading.
 
         Args:
             core: The streaming model.
@@ -146,7 +146,7 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
             X: ``(batch_shape) x q x d``, with any t-batch in front.
             output_indices: Indices of the outputs; all by default.
             observation_noise: Whether to add the noise of the likelihood (its average
-                so far where noise is known). Or the variances to add,
+                so far if noise is known). Or the variances to add,
                 ``(batch_shape) x q x m``, in transformed units.
             posterior_transform: Applied to the posterior.
 
@@ -206,17 +206,17 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
         """A new model that has also seen ``(X, Y)``; this one is untouched.
 
         Conditioning is in closed form, for any number of fantasies at once. It is
-        differentiable in ``X`` and ``Y``. Hyperparameters and transforms stay.
+        differentiable in ``X`` and ``Y``. Hyperparameters and transforms do not change.
 
         Args:
             X: ``(batch_shape) x n x d`` inputs.
             Y: ``(fantasies) x (batch_shape) x n x m`` outcomes, in original units.
             noise: Variances of ``Y``, in transformed units as everywhere in BoTorch.
-                The default is the noise of the likelihood, or its average so far
-                where noise is known.
-            add_inducing_points: Whether the inputs become inducing points, which
-                makes conditioning exact given the summary. Otherwise the number of
-                inducing points stays, as in an update.
+                The default is the noise of the likelihood, or its average so far if
+                noise is known.
+            add_inducing_points: Whether the inputs become inducing points, which makes
+                conditioning exact given the summary. Otherwise the number of inducing
+                points does not change, as in an update.
 
         Returns:
             A model whose ``batch_shape`` is that of ``X`` and ``Y`` together.

@@ -23,7 +23,7 @@ def save(
     """Write a surrogate to a file.
 
     Args:
-        model: A model that nobody changes meanwhile.
+        model: A model that no other thread changes.
         num_dims: The number of inputs, before transforms.
         path: The file; an existing one is replaced.
     """

@@ -49,7 +49,7 @@ class SingleTaskStreamingGP(StreamingSurrogate):
 
     Hyperparameters are learned from the memory. It keeps evaluations as raw data while
     it has room, and compresses them to ``memory_size`` points afterwards. The data of
-    the constructor are not compressed before hyperparameters were learned once.
+    the constructor are not compressed until hyperparameters have been learned once.
 
     Transforms are learned from the first data and then frozen, because the memory is
     in their units. :meth:`restandardize` changes these units exactly.
@@ -67,10 +67,10 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         mean_module: A mean; constant by default.
         num_inducing: Largest number of inducing points.
         outcome_transform: ``Standardize`` by default, ``None`` for none.
-        input_transform: Give ``Normalize`` its ``bounds`` if later inputs lie outside
-            those of ``train_X``.
+        input_transform: Pass ``bounds`` to ``Normalize`` if later inputs lie outside
+            the range of ``train_X``.
         inducing_policy: Chooses inducing points. The default ``GreedyInformation``
-            keeps the model exact as long as ``num_inducing`` suffices.
+            keeps the model exact as long as ``num_inducing`` is large enough.
         alpha: 0 for the variational bound, up to 1 for Power-EP.
         share_noise: Whether one noise is learned from all data seen.
         memory_size: Number of points of the memory; twice ``num_inducing`` by default.
@@ -159,9 +159,9 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         self._begin(train_X, train_Y, train_Yvar)
 
     def _begin(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-        """Take the first data, under hyperparameters that nobody has learned yet.
+        """Take the first data, before hyperparameters are learned.
 
-        Under these nothing is compressed, nor is there a loss to warn of.
+        Nothing is compressed yet, and there is no loss to warn about.
         """
         core = self.model
         memory_size, warned = core.memory_size, core.warned
@@ -212,8 +212,8 @@ class SingleTaskStreamingGP(StreamingSurrogate):
             **options: Options of :class:`~torch_ssgp.UpdateOptions`, such as
                 ``num_steps`` and ``restart``. Three differ: ``learn_inducing_points``
                 is ``False`` by default, because nothing is lost while every evaluation
-                has an inducing point; ``forget`` is 1, because an objective stays what
-                it is; ``inducing_points`` are ``batch_shape x m x d`` in the space of
+                has an inducing point; ``forget`` is 1, because an objective does not
+                change; ``inducing_points`` are ``batch_shape x m x d`` in the space of
                 ``X``.
 
         Returns:
@@ -233,7 +233,7 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         return result
 
     def fit(self, **options: Any) -> UpdateResult:
-        """Learn once more from the memory, without new data.
+        """Learn again from the memory, without new data.
 
         Args:
             **options: As in :meth:`update`, apart from ``forget``. By default there
@@ -288,11 +288,11 @@ class SingleTaskStreamingGP(StreamingSurrogate):
     ) -> None:
         r"""Change the units in which outcomes are remembered, exactly.
 
-        Afterwards memory and summary are what they would be if all data had been
+        Afterwards, memory and summary are what they would be if all data had been
         standardised this way. Constant mean, output scale and noise (down to its lower
-        bound) follow, so predictions stay the same. A kernel without an output scale,
-        BoTorch's default, has variance one in the new units, as in a ``SingleTaskGP``
-        built on all data now.
+        bound) are rescaled too, so predictions stay the same. A kernel without an
+        output scale, BoTorch's default, has variance one in the new units, as in a
+        ``SingleTaskGP`` built on all data now.
 
         Args:
             means: ``batch_shape x 1 x m``; the mean of all outcomes seen by default.
@@ -415,19 +415,19 @@ class SingleTaskStreamingGP(StreamingSurrogate):
     ) -> SingleTaskStreamingGP:
         """Read a model that :meth:`save` wrote.
 
-        No code of the file is run. Modules and transforms of GPyTorch and BoTorch and
-        the policies of this package are rebuilt from it. Pass those of your own, built
-        as the saved ones; their values are replaced.
+        No code in the file is run. Modules and transforms of GPyTorch and BoTorch and
+        the policies of this package are rebuilt from it. Pass your own modules and
+        transforms, built like the saved ones; their values are replaced.
 
         Args:
             path: The file.
             map_location: Device to load to, as in ``torch.load``.
-            covar_module: A kernel of your own.
-            likelihood: A likelihood of your own.
-            mean_module: A mean of your own.
-            inducing_policy: A policy of your own; it is used as passed.
-            input_transform: An input transform of your own.
-            outcome_transform: An outcome transform of your own.
+            covar_module: Your own kernel.
+            likelihood: Your own likelihood.
+            mean_module: Your own mean.
+            inducing_policy: Your own policy; it is used as passed.
+            input_transform: Your own input transform.
+            outcome_transform: Your own outcome transform.
 
         Returns:
             The model, in the dtype and on the device it was saved from.

@@ -145,7 +145,7 @@ def _with_outputs(batch: torch.Size, chosen: list[int]) -> torch.Size:
 
 
 def repeated(core: StreamingGP, batch: torch.Size) -> StreamingGP:
-    """A copy for several fantasies, none of which observed anything.
+    """A copy for several fantasies that have observed nothing.
 
     Args:
         core: The model.

@@ -1,4 +1,4 @@
-r"""Sample paths by Matheron's rule: a path of the prior, and what the data change.
+r"""Sample paths by Matheron's rule: a prior path plus an update from the data.
 
 .. math::
     f(\cdot) + k(\cdot, Z) U^\top (U K U^\top + s I)^{-1}
@@ -36,7 +36,8 @@ def draw_prior_paths(
 ) -> GeneralizedLinearPath:
     """Paths of the prior from random features of the kernel.
 
-    The paths hold frozen copies of the modules, so they stay when the model learns.
+    The paths hold frozen copies of the modules, so they do not change when the model
+    learns.
 
     Args:
         model: The model.
@@ -68,7 +69,7 @@ def draw_update_paths(
     sample_values: Tensor,
     **ignored: Any,
 ) -> GeneralizedLinearPath:
-    r"""What the pseudo-observations change in paths of the prior.
+    r"""The update of prior paths by the pseudo-observations.
 
     The inverse is written with :math:`D = I + A A^\top / s`, :math:`A = (U L)^\top`, as
     in predictions: the weights are :math:`L^{-\top} D^{-1} A e / s`.
@@ -117,7 +118,7 @@ def draw_posterior_paths(
         model: The model.
         sample_shape: Shape of the paths.
         prior_sampler: Draws paths of the prior.
-        update_strategy: Draws what the data change in them.
+        update_strategy: Draws the update from the data.
     """
     with model.model.locks.commit:  # both from one posterior
         z = model.inducing_points.to(model.model.dtype)

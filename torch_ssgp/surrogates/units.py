@@ -1,4 +1,4 @@
-r"""Units of the outcomes: what is remembered, written in those of other constants.
+r"""Units of the outcomes: changing the standardisation of a memory.
 
 A model remembers standardised outcomes :math:`\tilde y = (y - \mu) / \tau`. Memory and
 summary are linear in them, so other constants :math:`\mu', \tau'` only rescale both:
@@ -70,7 +70,7 @@ class Moments(NamedTuple):
 def set_standardization(
     transform: Any, means: Tensor, stdvs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Give a ``Standardize`` other constants.
+    """Change the constants of a ``Standardize``.
 
     Args:
         transform: The outcome transform of a model.
@@ -97,10 +97,10 @@ def set_standardization(
 
 
 def rescale(core: StreamingGP, scale: Tensor, shift: Tensor) -> None:
-    """Write a streaming model in other units, in place.
+    """Convert a streaming model to other units, in place.
 
     Args:
-        core: The model; nobody else may see it meanwhile.
+        core: The model; no other thread may use it.
         scale: ``(*batch,)``, :math:`c > 0`.
         shift: ``(*batch,)``, :math:`e`.
     """
@@ -110,7 +110,7 @@ def rescale(core: StreamingGP, scale: Tensor, shift: Tensor) -> None:
 
 
 def _rescale_modules(core: StreamingGP, scale: Tensor, shift: Tensor) -> None:
-    """Let mean, output scale and noise follow a change of units."""
+    """Convert mean, output scale and noise to other units."""
     for module in core.mean_module.modules():
         if isinstance(module, ConstantMean):
             constant = module.constant
@@ -168,7 +168,7 @@ def _rescaled_summary(
 
 
 def _rescaled_memory(memory: Memory, scale: Tensor, shift: Tensor) -> Memory:
-    """The memory in other units: raw targets too, and what is known of their noise."""
+    """The memory in other units, with raw targets and known noise variances."""
     new, dtype = copy(memory), memory.g.dtype
     scale, shift = scale.to(dtype), shift.to(dtype)
     shared = bool(memory.shared_noise)

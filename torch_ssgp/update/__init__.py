@@ -1,4 +1,4 @@
-"""One update of a stream, as a function: what is remembered and learned from new data.
+"""One update of a stream, as a function: remember new data and learn from them.
 
     judge -> remember -> choose points -> ascend -> summarise -> compress
 
@@ -9,11 +9,15 @@
 ``appending.py``             updates that only add rows
 ``choosing.py``              where inducing points go
 ``starts.py``                the better of two starts
+``apart.py``                 the memory of a branch: its base, and what it added
 ``options.py``               its options: defaults and checks
 ``result.py``                what it reports: ``UpdateResult``, ``Status``
 ``forgetting.py``            what the evidence of new data says about the past
 ``trial.py``                 one function for all data, or a new one
+``flattening.py``            detects learning that explains the function as noise
 ``objective.py``             the bound, as a function of hyperparameters and points
+``making.py``                which bound goes with which likelihood
+``sharding.py``              the bound, its rows divided among processes
 ``sites.py``                 the same for likelihoods that are not Gaussian
 ``site_algebra.py``          its algebra
 ``initialization.py``        hyperparameters to start from

@@ -1,10 +1,10 @@
 r"""What a branch inherited, kept apart from what it has seen since.
 
-The memory of a branch (see :func:`torch_ssgp.branch`) has two parts, the base's and its
-own. Projecting and forgetting act on every row and every datum by itself, and both
-losses and residuals are sums over them; only the QR that compresses rows mixes them. So
-it is done twice, once for each part: then what was added is, to rounding, what a model
-would hold that has the same points and hyperparameters and never heard of the base.
+The memory of a branch (see :func:`torch_ssgp.branch`) has two parts: that of the base
+and its own. Projection and forgetting act on each row and each datum separately, and
+losses and residuals are sums over them. Only the QR that compresses rows mixes them. So
+it runs twice, once for each part. Then what was added equals, up to rounding, the
+memory of a model with the same points and hyperparameters that never saw the base.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ class Base(NamedTuple):
         """The base's part, in the form and dtype of the coming update.
 
         Args:
-            known: What is known before the update.
+            known: What the model knows before the update.
             past: All rows as the update recalls them.
             num_raw: The number of raw data that the update recalls, the last ones.
             power: Power that the past was raised to, one or ``(*batch,)``.
             shared_noise: Whether the rows have the noise of the likelihood.
 
-        Returns:
-            ``None`` where the memory is no branch.
+        Returns: ``None`` if the model is not a branch.
         """
         memory = known.memory
         if int(memory.base_key) == 0:
@@ -83,7 +82,7 @@ class Base(NamedTuple):
         prior: PriorBlocks,
         data: GaussianData,
     ) -> tuple[Rows, Base]:
-        """All rows at ``points``, those of the base first and apart.
+        """All rows at ``points``; those of the base come first, separately.
 
         Args:
             objective: What is known, the base's rows and raw data first.

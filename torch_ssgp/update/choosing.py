@@ -21,7 +21,7 @@ class Choice(NamedTuple):
     """Asks the policy of a model.
 
     Attributes:
-        summary: The posterior of before.
+        summary: The old posterior.
         limits: What may be used.
         num_new: The number of new data.
     """
@@ -71,7 +71,7 @@ class Choice(NamedTuple):
         return not bool(torch.allclose(new, old.expand(new.shape), rtol=1e-6))
 
     def revise(self, objective: Objective, loss: Tensor) -> bool:
-        """Choose again where the policy wants to; whether anything changed."""
+        """Let the policy choose again if it wants to; whether anything changed."""
         z, policy = objective.z.detach(), self.limits.policy
         revised = policy.revise(self.candidates(objective), z, loss)
         if revised is not z:

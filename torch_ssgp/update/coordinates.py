@@ -50,11 +50,11 @@ def coordinates(
 ) -> list[Coordinate]:
     """Variables in which one learning rate suits every parameter.
 
-    Positive hyperparameters are moved in their logarithm, whatever transform their
-    constraint uses, so that they neither crawl when large nor get stuck when small;
-    constants of the mean in units of the spread of the targets; inducing points in
-    units of their spacing; weights of networks in units of their usual size; periods
-    by how far they shift the end of the data, in periods.
+    Positive hyperparameters move in log space, whatever transform their constraint
+    uses, so that they neither crawl when large nor get stuck when small; constants of
+    the mean in units of the spread of the targets; inducing points in units of their
+    spacing; weights of networks in units of their usual size; periods by how far they
+    shift the end of the data, in periods.
     """
     result = []
     if learn_hyperparameters:
@@ -139,7 +139,7 @@ def _log_coordinate(
     parameter: nn.Parameter, constraint: GreaterThan, unit: Tensor
 ) -> Coordinate:
     # The logarithm of the value, not of its distance to the bound: the gradient does
-    # not vanish there, so what came to rest at a bound can leave it again.
+    # not vanish there, so a parameter at a bound can leave it again.
     floor = (constraint.lower_bound * 1.01).clamp_min(TINY).log() / unit
     eta = (constraint.transform(parameter.detach()).log() / unit).maximum(floor)
 

@@ -1,15 +1,15 @@
-r"""Learning that gives up the function and takes it for noise.
+r"""Detect learning that explains the function as noise.
 
 One function fits the data of two badly: its best noise is large, its best lengthscale
-is longer than the range of the data, and what was known is lost without an error. Two
-signs show it:
+exceeds the range of the data, and what was known is lost without an error. There are
+two signs:
 
 - the variance of the noise multiplies in one update, although enough data supported the
-  earlier one, and is no longer small compared with the range of the targets. A smaller
-  growth is enough where the new data surprise, as one update may not go all the way;
-- every lengthscale leaves the range of the data, while the noise grows or, where there
-  is none, the data surprise. A linear function has such lengthscales too, so they alone
-  say nothing.
+  earlier one, and is no longer small compared with the range of the targets. Less
+  growth is enough if the new data are surprising, as one update may not go all the way;
+- every lengthscale leaves the range of the data, while the noise grows or, if there is
+  none, the data are surprising. A linear function has such lengthscales too, so they
+  alone prove nothing.
 
 Lengthscales are judged by the prior, whatever its kernel: it is flat where the
 correlation of the two inducing points that are furthest apart exceeds that of points
@@ -39,7 +39,7 @@ FLAT = math.exp(-0.5)  # correlation of points one lengthscale apart
 def flattened(
     known: Known, after: Prior, extremes: Tensor, is_surprising: Tensor
 ) -> Tensor:
-    """Where learning gave up the function.
+    """Where learning explained the function as noise.
 
     Args:
         known: What was known before.

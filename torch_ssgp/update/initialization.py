@@ -1,9 +1,9 @@
 """Hyperparameters to start from, read off the first batch.
 
-Only parameters that learn and still have GPyTorch's default (a raw value of exactly
-zero) are touched: whatever a user set or froze stays. A constant mean of 0.0 counts as
-such a default, whoever set it. To keep it, freeze it, give it a prior, or use
-``ZeroMean``.
+Only learnable parameters that still have GPyTorch's default (a raw value of exactly
+zero) are changed. Values that a user set or froze stay. A constant mean of 0.0 counts
+as a default, because it cannot be told from one. To keep it, freeze it, give it a
+prior, or use ``ZeroMean``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def initialize_from_data(
         x: ``(*batch, n, d)``.
         y: ``(*batch, n)``.
         seen: ``(*batch, n)`` or ``(n,)``, which of them count; ``None`` for all.
-            Streams without any start as the others do on average.
+            Streams without data start from the average of the others.
     """
     if y.size(-1) > SUBSET:
         keep = evenly(x, SUBSET)
@@ -72,16 +72,16 @@ def initialize_from_data(
     set_constants(mean, level)
     scales = [k for k in kernel.modules() if isinstance(k, ScaleKernel)]
     for scaled in scales:
-        if _untouched(scaled.raw_outputscale):
-            _set(scaled, "raw_outputscale", variance)
+        if is_default(scaled.raw_outputscale):
+            set_hyperparameter(scaled, "raw_outputscale", variance)
     lengths = [
-        Length(k, name, _spread(k, name, x))
+        Length(k, name, input_spread(k, name, x))
         for k in kernel.modules()
-        if (name := _length_name(k)) and _untouched(getattr(k, name))
+        if (name := length_name(k)) and is_default(getattr(k, name))
     ]
     noise = None
     if isinstance(likelihood, GaussianLikelihood):
-        free = _untouched(likelihood.noise_covar.raw_noise)
+        free = is_default(likelihood.noise_covar.raw_noise)
         noise = Noise(likelihood.noise_covar, variance) if free else None
     if not lengths and noise is None:
         return
@@ -97,7 +97,7 @@ def initialize_from_data(
 
 
 def set_constants(mean: Mean, level: Tensor) -> None:
-    """Set the constants of a mean that nobody has set.
+    """Set the constants of a mean that the user has not set.
 
     Args:
         mean: Prior mean, changed in place.
@@ -107,7 +107,7 @@ def set_constants(mean: Mean, level: Tensor) -> None:
         if (
             isinstance(module, ConstantMean)
             and not list(module.named_priors())
-            and _untouched(module.raw_constant)
+            and is_default(module.raw_constant)
         ):
             module.raw_constant.copy_(fit_shape(level, module.raw_constant))
 
@@ -120,7 +120,9 @@ class Noise(NamedTuple):
 
     def set_to(self, level: float | Tensor) -> None:
         """Set the noise to a fraction of the variance, one for all or for each."""
-        _set(self.module, "raw_noise", level * self.variance.unsqueeze(-1))
+        set_hyperparameter(
+            self.module, "raw_noise", level * self.variance.unsqueeze(-1)
+        )
 
 
 def search(
@@ -147,14 +149,14 @@ def search(
     scores = []
     for fraction, level in grid:
         for base, name, spread in lengths:
-            _set(base, name, fraction * spread)
+            set_hyperparameter(base, name, fraction * spread)
         if noise is not None:
             noise.set_to(level)
         scores.append(score())
     best = _best(scores, seen)
     table = torch.tensor(grid, dtype=scores[0].dtype, device=best.device)[best]
     for base, name, spread in lengths:
-        _set(base, name, table[..., 0, None, None] * spread)
+        set_hyperparameter(base, name, table[..., 0, None, None] * spread)
     if noise is not None:
         noise.set_to(table[..., 1, None])
 
@@ -203,7 +205,8 @@ def _is_scalar(noise: object) -> bool:
     return isinstance(noise, Tensor) and noise.size(-1) == 1
 
 
-def _untouched(raw: Tensor) -> bool:
+def is_default(raw: Tensor) -> bool:
+    """Whether a raw parameter is learnable and still has GPyTorch's default."""
     return raw.requires_grad and bool((raw == 0).all())
 
 
@@ -216,7 +219,7 @@ def _variance(y: Tensor, seen: Tensor | None) -> Tensor:
     return torch.where(variance > 0, variance, torch.ones_like(variance))
 
 
-def _length_name(module: nn.Module) -> str | None:
+def length_name(module: nn.Module) -> str | None:
     """The parameter in units of the inputs; a periodic kernel's is its period."""
     for name in ("raw_period_length", "raw_lengthscale"):
         if isinstance(module, Kernel) and getattr(module, name, None) is not None:
@@ -224,7 +227,7 @@ def _length_name(module: nn.Module) -> str | None:
     return None
 
 
-def _spread(kernel: Kernel, name: str, x: Tensor) -> Tensor:
+def input_spread(kernel: Kernel, name: str, x: Tensor) -> Tensor:
     """Extent of the inputs a kernel sees, ``(*batch, 1, d or 1)``."""
     if kernel.active_dims is not None:
         x = x[..., kernel.active_dims]
@@ -235,7 +238,8 @@ def _spread(kernel: Kernel, name: str, x: Tensor) -> Tensor:
     return torch.where(spread > 0, spread, torch.ones_like(spread))
 
 
-def _set(module: Module, name: str, value: Tensor) -> None:
+def set_hyperparameter(module: Module, name: str, value: Tensor) -> None:
+    """Set a hyperparameter by its raw name, within its constraint."""
     raw = getattr(module, name)
     constraint: Interval = module.constraint_for_parameter_name(name)
     value = fit_shape(value, raw)

@@ -1,15 +1,15 @@
-r"""An update: a function of what is known, new data and options.
+r"""An update: a function of the model's knowledge, new data and options.
 
     judge       how well the past predicts the new data: what to forget, and whether
                 it pays to learn (``forgetting.py``)
     remember    new data join the raw data of the memory: exact
-    learn       maximise the bound on all that is remembered over hyperparameters and
-                inducing points; when the data have doubled, from a fresh start too
+    learn       maximise the bound on the whole memory over hyperparameters and
+                inducing points; from a fresh start too when the data have doubled
     summarise   q(b), as pseudo-observations at the inducing points
     compress    if the memory is over its capacity: choose points, project, one QR
                 (all four in ``walk.py``)
 
-Nothing of the model changes in here: it takes over what comes out, or does not.
+The model does not change here. It takes over the result, or discards it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from torch_ssgp.update.trial import update_with
 
 
 def learn(known: Known, data: Data, options: UpdateOptions, limits: Limits) -> Learned:
-    """One update; where numbers stop being finite, in closed form.
+    """One update; in closed form if numbers stop being finite.
 
     Args:
-        known: What is known before.
+        known: What the model knows before.
         data: New data, checked, in the dtype of the algebra.
         options: How to learn.
         limits: What may be used.

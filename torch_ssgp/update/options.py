@@ -30,20 +30,20 @@ class UpdateOptions:
         lr: Learning rate, in units of log-hyperparameters and of the spacing of
             inducing points; ``None`` for the default of the optimiser.
         optimizer: ``"adam"`` or ``"lbfgs"``.
-        learn_hyperparameters: Whether the inner loop moves hyperparameters; a number
-            k for every k-th update only, beginning with the first; ``"auto"`` to run
-            the inner loop when it pays.
-        learn_inducing_points: Whether it moves inducing points; ``None`` for
+        learn_hyperparameters: Whether the inner loop moves hyperparameters; a number k
+            for every k-th update only, starting with the first; ``"auto"`` to run the
+            inner loop when it pays.
+        learn_inducing_points: Whether it moves inducing points; ``None`` to move them
             whenever it moves hyperparameters.
         inducing_points: ``(*batch_shape, m, d)``, explicit inducing points.
-        trust_region: Width of the region that log-hyperparameters leave only at a cost;
-            ``None`` for none.
-        forget: Power of the past's likelihood, in (0, 1]; ``"auto"`` lets the
-            evidence of the new data decide. ``None`` does so where hyperparameters
-            are learned, and keeps all where they are given.
+        trust_region: Width of the region around log-hyperparameters; leaving it costs
+            nats. ``None`` for no trust region.
+        forget: Power of the past's likelihood, in (0, 1]; ``"auto"`` lets the evidence
+            of the new data decide. ``None`` does so if hyperparameters are learned, and
+            forgets nothing if they are fixed.
         change_odds: Prior odds that a stream changes at an update, for ``"auto"``.
-        restart: Whether hyperparameters are also learned from a fresh start when
-            the data have doubled.
+        restart: Whether hyperparameters are also learned from a fresh start when the
+            amount of data has doubled.
         progress: Whether to show a progress bar.
         callback: Called with the step and the bound after every step.
     """

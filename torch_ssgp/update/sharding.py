@@ -1,14 +1,14 @@
 r"""The bound of one update, its rows divided among processes.
 
-Everything that is a sum over rows is computed where the rows are, and added up:
+Every sum over rows is computed where the rows are, and then added up:
 
 .. math:: A A^\top, \quad A r, \quad \|r\|^2 + t
 
 in every step of the inner loop, then the gradients of hyperparameters and inducing
-points. What is not a sum over rows (the factor of :math:`K_{bb}`, the solution, priors
-of hyperparameters) every process computes for itself, from the same numbers; its
-gradient counts once. The rows that are stored are compressed by a QR in every process
-and one of all their factors, so that no condition number is squared here either.
+points. Every process computes the rest (the factor of :math:`K_{bb}`, the solution,
+priors of hyperparameters) from the same numbers, and its gradient counts once. Stored
+rows are compressed by a QR in every process and then one QR of all their factors, so no
+condition number is squared here either.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Team(ABC):
     def share(self, num_data: int, num_rows: int) -> tuple[int, int]:
         """Where the data of this process begin, and how many they are.
 
-        The first process has the rows of the past, and fewer data for it.
+        The first process has the rows of the past, and so fewer data.
 
         Args:
             num_data: The number of all data.
@@ -83,7 +83,7 @@ class Team(ABC):
 
 
 class _Once(torch.autograd.Function):
-    """A value that all processes know, whose gradient counts in the first one."""
+    """A value that all processes know; its gradient counts on the first one."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, is_first: bool) -> Tensor:
@@ -163,7 +163,7 @@ class ShardedObjective(GaussianObjective):
         return self.team.agree(points)
 
     def initialize(self) -> None:
-        """Initialise hyperparameters that nobody set, from data and past, in place."""
+        """Initialise hyperparameters that the user has not set, in place."""
         super().initialize()
         with torch.no_grad():
             for parameter in self.modules_of_prior.parameters():

@@ -125,7 +125,7 @@ def marginals(basis: Basis, sites: Sites) -> Marginals:
             - \textstyle\sum_i \beta_i \|L_D^{-1} A_{fi}\|^2
             + \|r_a - G^\top \mu\|^2 + rest].
 
-    Nothing is divided by a precision, so sites may say nothing.
+    Nothing is divided by a precision, so sites may be uninformative.
 
     Args:
         basis: Coordinates of data and past.

@@ -20,12 +20,12 @@ from torch_ssgp.points import evenly
 from torch_ssgp.update.initialization import (
     Length,
     Noise,
-    _length_name,
-    _set,
-    _spread,
-    _untouched,
+    input_spread,
+    is_default,
+    length_name,
     search,
     set_constants,
+    set_hyperparameter,
 )
 from torch_ssgp.update.sites import SiteObjective
 
@@ -65,12 +65,12 @@ def initialize_sites(objective: SiteObjective) -> None:
     has_noise = hasattr(likelihood, "raw_noise")
     scale = variance if has_noise else _latent_variance(likelihood, y, level)
     for module in kernel.modules():
-        if isinstance(module, ScaleKernel) and _untouched(module.raw_outputscale):
-            _set(module, "raw_outputscale", scale)
+        if isinstance(module, ScaleKernel) and is_default(module.raw_outputscale):
+            set_hyperparameter(module, "raw_outputscale", scale)
     lengths = [
-        Length(k, name, _spread(k, name, x) * _diameter(k, name, x))
+        Length(k, name, input_spread(k, name, x) * _diameter(k, name, x))
         for k in kernel.modules()
-        if (name := _length_name(k)) and _untouched(getattr(k, name))
+        if (name := length_name(k)) and is_default(getattr(k, name))
     ]
     if not lengths and noise is None:
         return
@@ -102,9 +102,9 @@ def _diameter(kernel: Kernel, name: str, x: Tensor) -> float:
 
 
 def _has_free_noise(likelihood: Likelihood) -> bool:
-    """Whether there is a noise of the targets that nobody set."""
+    """Whether there is a noise of the targets that the user has not set."""
     raw = getattr(likelihood, "raw_noise", None)
-    return raw is not None and _untouched(raw)
+    return raw is not None and is_default(raw)
 
 
 def _robust_variance(y: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ class SiteObjective(Objective):
     """The bound of one update with a likelihood that is not Gaussian.
 
     :meth:`forward` takes an E-step, so a loop over gradient steps alternates E and M;
-    :meth:`as_gaussian` ends with E-steps until the sites settle. Data of the memory
-    begin with the sites they had.
+    :meth:`as_gaussian` ends with E-steps until the sites converge. Data in the memory
+    start from their earlier sites.
     """
 
     revises = True
@@ -83,7 +83,7 @@ class SiteObjective(Objective):
         return likelihoods.couples_classes(self.likelihood)
 
     def initialize(self) -> None:
-        """Initialise hyperparameters that nobody set, from data and past, in place."""
+        """Initialise hyperparameters that the user has not set, in place."""
         # Here, since that module needs this one.
         from torch_ssgp.update.site_initialization import initialize_sites
 
@@ -91,7 +91,7 @@ class SiteObjective(Objective):
         initialize_sites(self)
 
     def recall_sites(self, memory: Memory, num_raw: int) -> None:
-        """Begin with the sites that data of the memory had."""
+        """Start from the earlier sites of data in the memory."""
         if num_raw == 0:
             return
         y = self.data.y[..., :num_raw]
@@ -187,8 +187,8 @@ class SiteObjective(Objective):
     def next_step(self, basis: Basis, now: EStep) -> EStep:
         """Go where the natural gradient points, unless the bound would decrease.
 
-        Without waiting for the device: a rejected step leaves everything as it was
-        but halves the next one.
+        This does not wait for the device: a rejected step changes nothing but halves
+        the next one.
         """
         step = self.step.unsqueeze(-1)
         trial = self.evaluate(basis, now.sites.move(now.goal, step))
@@ -248,9 +248,8 @@ class SiteObjective(Objective):
     def secant_sites(self, basis: Basis, sites: Sites) -> Sites:
         r"""Sites that still hold when later data move the function.
 
-        A datum that q explains well has a site of nearly no precision: no later
-        update would know that it was there. So the precision is at least that of the
-        secant
+        A datum that q explains well has a site with almost no precision, and later
+        updates would not know about it. So the precision is at least that of the secant
 
         .. math:: \beta_i = \frac{g_i(m_i - d_i) - g_i(m_i)}{d_i}, \quad
             g_i = \partial_{m_i} E_q \log p(y_i \mid f_i),

@@ -1,4 +1,4 @@
-"""Several starts of one inner loop: the better of two, stream by stream."""
+"""Two starts of one inner loop: keep the better, stream by stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_ssgp.update.objective import Objective
 def take_better(first: Objective, second: Objective) -> Tensor:
     """Keep the better of two starts in the first objective; where the second won.
 
-    Streams that share no hyperparameter are told apart; others follow their sum.
+    Streams that share no hyperparameters are compared separately, others by their sum.
     """
     scores = [
         objective.total()[0].nan_to_num(-torch.inf) for objective in (first, second)

@@ -78,7 +78,7 @@ class Learned(NamedTuple):
         restarted: ``(*batch,)``, where a fresh start won.
         forgot: ``(*batch,)``, power that the past was raised to.
         surprise: ``(*batch,)``, nats per datum below what the model expected.
-        flattened: ``(*batch,)``, where learning gave up the function.
+        flattened: ``(*batch,)``, where learning explained the function as noise.
         learned: Whether the inner loop ran.
         ascended: What the inner loop did.
         settled: Whether what is not learned by gradients has converged.
@@ -117,7 +117,7 @@ class Learned(NamedTuple):
         memory_loss: Tensor | None = None,
         settled: bool = True,
     ) -> Learned:
-        """What is stored; the report is filled in later."""
+        """The state to store; the report is filled in later."""
         nothing = torch.zeros_like(loss)
         return cls(
             prior=prior,
@@ -150,7 +150,7 @@ def recall(
     """Rows and raw data of a memory, in the form and dtype of the coming update.
 
     Args:
-        known: What is known.
+        known: What the model knows.
         new: New data, for their dtype and batch dimensions.
         shared_noise: Whether the noise of all rows is that of the likelihood.
         power: Power to which the likelihood of the past is raised, one for all or
@@ -185,7 +185,7 @@ def recall(
     weight = prepared(memory.weight)
     num_old = weight.size(-1) - pending
     if isinstance(power, Tensor):
-        power = power.clamp_min(GONE)  # where other streams of a batch go on
+        power = power.clamp_min(GONE)  # if other streams of the batch keep their past
         faded = power.unsqueeze(-1) * weight[..., :num_old]
         kept = weight[..., num_old:].expand(*faded.shape[:-1], pending)
         weight = torch.cat([faded, kept], -1)

@@ -1,16 +1,16 @@
 r"""Streaming for hand-written GPyTorch training loops.
 
-Keep the model, the likelihood, the loop and the optimiser, and replace one class:
+Keep the model, the likelihood, the loop and the optimiser, and replace one class: use
 :class:`StreamingVariationalStrategy` instead of GPyTorch's ``VariationalStrategy``. Its
-``kl_divergence`` carries the past, so the stock ``VariationalELBO`` and
-``PredictiveLogLikelihood`` become streaming objectives. ``absorb`` closes an update.
+``kl_divergence`` includes the past, so the stock ``VariationalELBO`` and
+``PredictiveLogLikelihood`` become streaming objectives. ``absorb`` ends an update.
 
 ==================  ===================================================================
 ``strategy.py``     ``StreamingVariationalStrategy``
 ``wrappers.py``     the same for several tasks
 ``sites.py``        the mathematics, as pure functions of tensors
 ``parameters.py``   parameters that change their size, and optimisers that hold them
-``watch.py``        a forgotten ``absorb``, noticed
+``watch.py``        detects a forgotten ``absorb``
 ==================  ===================================================================
 
 The past is kept in site form: pseudo-observations :math:`(U, g)` with unit noise of

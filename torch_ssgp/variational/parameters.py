@@ -66,9 +66,10 @@ def replace_parameter(
 ) -> None:
     """Give a parameter another value, of any shape, and keep the object.
 
-    An optimiser that holds the parameter then goes on with it. PyTorch refuses this
-    while a graph that uses the parameter is alive and has not been run backward. Then
-    the parameter becomes a new object, which the optimisers passed here get.
+    An optimiser that holds the parameter can then continue with it. PyTorch does not
+    allow this while a graph that uses the parameter is alive and has not been run
+    backward. In that case the parameter is replaced by a new object, also in the
+    optimisers passed here.
 
     Args:
         module: The module that owns the parameter.
@@ -94,9 +95,9 @@ def replace_parameter(
     held = [_drop_state(optimizer, old, new) for optimizer in optimizers]
     if new is not old and not any(held):
         warn(
-            f"{name} had to become a new parameter, because a graph that uses the old "
-            "one is still alive; your optimiser holds the old one. Pass optimizer= to "
-            "absorb, or del the loss and the output before it.",
+            f"{name} was replaced by a new parameter, because a graph that uses the "
+            "old one is still alive, and your optimiser still holds the old one. Pass "
+            "optimizer= to absorb, or delete the loss and the output first.",
             StreamingGPWarning,
         )
 

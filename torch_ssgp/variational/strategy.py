@@ -49,8 +49,8 @@ class AbsorbResult(NamedTuple):
     r"""The report of :meth:`StreamingVariationalStrategy.absorb`.
 
     Attributes:
-        num_clipped: ``(*batch,)``, directions in which q was wider than the prior.
-            Many of them mean that the inner loop stopped far from convergence.
+        num_clipped: ``(*batch,)``, directions in which q was wider than the prior. If
+            there are many, the inner loop stopped far from convergence.
         information: ``(*batch,)``, :math:`\tfrac12 \log |I + U K_{bb} U^\top|`, nats
             that the stored past holds about the inducing values.
     """
@@ -75,7 +75,7 @@ class StreamingVariationalStrategy(VariationalStrategy):
 
     Call :meth:`absorb` before each new batch. Without it the model trains like
     GPyTorch's own, and the new batch replaces the old one.
-    :class:`~torch_ssgp.StreamingELBO` warns of that; GPyTorch's objectives cannot know.
+    :class:`~torch_ssgp.StreamingELBO` warns about this; GPyTorch's objectives cannot.
     Then set ``num_data`` of the objective (and of GPyTorch's ``NGD``) to the size of
     the new batch.
 
@@ -83,11 +83,12 @@ class StreamingVariationalStrategy(VariationalStrategy):
     delta distribution trains, but has no covariance to absorb.
 
     Parameters keep their identity when ``absorb`` changes their size, so an optimiser
-    stays valid. Pass it to ``absorb``, which drops its moments of those parameters.
+    stays valid. Pass it to ``absorb``, which drops its moments for those parameters.
 
-    A state with another number of inducing points loads. torch loads what fits before
-    ``load_state_dict`` of the model raises. To load atomically, use
-    ``atomic.atomic_change(lambda: model.load_state_dict(state), [model])``.
+    A state with a different number of inducing points can be loaded. If a state does
+    not fit, torch loads a part of it before ``load_state_dict`` of the model raises. To
+    load atomically, use ``atomic.atomic_change(lambda: model.load_state_dict(state),
+    [model])``.
 
     Args:
         model: The model this strategy belongs to.
@@ -244,11 +245,11 @@ class StreamingVariationalStrategy(VariationalStrategy):
 
         Args:
             inducing_points: ``(*batch, m_c, d)``, inducing points of the next update,
-                of any number; q becomes its own prediction there. ``None`` keeps all
-                parameters as they are.
-            optimizer: Optimisers that hold the parameters. Their moments of parameters
-                that change are dropped. An optimiser with moments that is not passed
-                raises after a change of the number of points; drop them by
+                in any number; q becomes its own prediction there. ``None`` leaves all
+                parameters unchanged.
+            optimizer: Optimisers that hold the parameters. Their moments for parameters
+                that change are dropped. If you do not pass an optimiser with moments,
+                it raises after the number of points changes; drop its moments with
                 ``optimizer.state.pop(parameter, None)``.
             max_surprise: For directions in which q is wider than the prior because it
                 has not converged; see :func:`divide_by_prior`.
@@ -372,7 +373,7 @@ class StreamingVariationalStrategy(VariationalStrategy):
     def __call__(
         self, x: Tensor, prior: bool = False, diag: bool = True, **kwargs: Any
     ) -> MultivariateNormal:
-        """See GPyTorch; in evaluation mode gradients are computed anew each time."""
+        """See GPyTorch; in evaluation mode gradients are recomputed each time."""
         if not self.training and torch.is_grad_enabled():
             # The graph behind a kept factor is gone after the first backward pass.
             self._clear_cache()
@@ -383,7 +384,7 @@ class StreamingVariationalStrategy(VariationalStrategy):
         raise_no_fantasies(self)
 
     def amortized_exact_gp(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not offered, as :meth:`get_fantasy_model`."""
+        """Not offered, like :meth:`get_fantasy_model`."""
         raise_no_fantasies(self)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -399,9 +400,9 @@ class StreamingVariationalStrategy(VariationalStrategy):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Take the number of inducing points, and the past, of what is loaded.
+        """Take the number of inducing points and the past from the state.
 
-        A state of GPyTorch's ``VariationalStrategy`` loads too, as one without past.
+        A state of GPyTorch's ``VariationalStrategy`` can be loaded too; it has no past.
         """
         z, ours = state_dict.get(prefix + "inducing_points"), self.inducing_points
         past = {prefix + name: value for name, value in _no_past(ours).items()}

@@ -1,9 +1,9 @@
-"""A forgotten ``absorb``, noticed.
+"""Detect a forgotten ``absorb``.
 
-Without ``absorb`` between two batches a strategy trains like GPyTorch's own: the second
-batch replaces the first, and nothing fails. The objective knows how many data a batch
-has. So it counts the different data that it met at least twice since the last
-``absorb``. More than ``num_data`` of them are more than one batch.
+Without ``absorb`` between two batches, a strategy trains like GPyTorch's own: the
+second batch replaces the first, without an error. The objective knows how many data a
+batch has. So it counts the different data that it has seen at least twice since the
+last ``absorb``. If there are more than ``num_data``, they are from more than one batch.
 
 Data are counted only when they return, because augmented inputs never do. A batch
 sampled in any order, with or without replacement, never exceeds the count.
@@ -24,7 +24,7 @@ MULTIPLIER = -7046029254386353131  # 2⁶⁴ / golden ratio: spreads bits over a
 
 
 class SeenData:
-    """Data that an objective met since the last ``absorb``.
+    """Data that an objective has seen since the last ``absorb``.
 
     Args:
         num_data: Size of the batch.
@@ -92,7 +92,7 @@ def data_keys(x: Tensor, y: Tensor) -> Tensor:
 
 
 def label(output: Any, x: Any) -> Any:
-    """Let an output of a strategy remember the inputs it belongs to."""
+    """Attach its inputs to an output of a strategy."""
     if isinstance(x, Tensor):
         output.inputs = x.detach()
     return output
@@ -121,8 +121,8 @@ def check_absorbed(strategy: Any, output: Any, target: Tensor, num_data: int) ->
         seen.is_counting = False
         warn(
             f"The objective was trained on more than num_data={num_data} different "
-            "data since the last absorb(): what an earlier batch said is being "
-            "overwritten. Call variational_strategy.absorb(optimizer=...) before each "
-            "new batch, and set num_data to its size.",
+            "data since the last absorb(), so the model is overwriting what it learned "
+            "from an earlier batch. Call variational_strategy.absorb(optimizer=...) "
+            "before each new batch, and set num_data to its size.",
             ForgottenAbsorbWarning,
         )

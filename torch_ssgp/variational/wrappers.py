@@ -23,7 +23,7 @@ from torch_ssgp.variational.watch import label
 
 
 class StreamingWrapper:
-    """What GPyTorch's wrappers of a strategy need in order not to drop the past."""
+    """What GPyTorch's wrappers of a strategy need to keep the past."""
 
     base_variational_strategy: StreamingVariationalStrategy
 
@@ -70,8 +70,8 @@ class IndependentMultitaskStreamingStrategy(
 ):
     """GPyTorch's ``IndependentMultitaskVariationalStrategy`` with a past.
 
-    GPyTorch's own computes the divergence anew from q and the prior, which silently
-    drops the past.
+    GPyTorch's version computes the divergence from q and the prior alone, which
+    silently drops the past.
 
     Args:
         base_variational_strategy: A :class:`StreamingVariationalStrategy` with a
