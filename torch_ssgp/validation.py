@@ -403,6 +403,8 @@ def expands_to(shape: torch.Size, batch_shape: torch.Size) -> bool:
 
 def _go_together(*shapes: torch.Size) -> torch.Size | None:
     """The batch shape of several together, if they can be broadcast."""
+    if shapes.count(shapes[0]) == len(shapes):  # torch takes its time
+        return shapes[0]
     try:
         return torch.broadcast_shapes(*shapes)
     except RuntimeError:

@@ -17,12 +17,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from gpytorch.means import Mean
 from torch import Tensor
 
 from torch_ssgp import functional as fn
 from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import Projection, PseudoObservations
-from torch_ssgp.modules import form_of, same_variables
+from torch_ssgp.kernels import Form
+from torch_ssgp.modules import form_of, inducing_gram, same_variables
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Objective
 
@@ -41,6 +43,64 @@ class Appended(NamedTuple):
     bound: Tensor
     loss: Tensor
     s: Tensor
+
+
+class PriorAt(NamedTuple):
+    """The prior at new data, and at inducing points.
+
+    Attributes:
+        K_bf: ``(*batch, m, n)``, covariance of inducing values and data.
+        k_ff: ``(*batch, n)``, variances at the data.
+        m_f: ``(*batch, n)``, means there.
+        m_b: ``(*batch, m)``, means at the inducing points.
+        k_b: ``(*batch, m)``, variances there, without the jitter.
+        jitter: ``(*batch, m)``, variance of the jitter.
+    """
+
+    K_bf: Tensor
+    k_ff: Tensor
+    m_f: Tensor
+    m_b: Tensor
+    k_b: Tensor
+    jitter: Tensor
+
+
+def recall_at(
+    summary: PosteriorSummary, mean: Mean, form: Form, x: Tensor, jitter: float
+) -> tuple[Projection, PriorAt, bool]:
+    """The posterior of before, and the prior that ties new data to it.
+
+    The factor that the summary was stored with serves again where the prior is the
+    same: one call of the kernel, for the data and the first inducing point.
+
+    Args:
+        summary: The posterior of before.
+        mean: Prior mean.
+        form: Prior covariance.
+        x: ``(*batch, n, d)``, where the data are.
+        jitter: Relative jitter.
+
+    Returns:
+        The rows of the summary; the prior; whether it is that of the summary.
+    """
+    z, L, m_b = (
+        t.to(x)
+        for t in (summary.inducing_points, summary.prior_cholesky, summary.prior_mean)
+    )
+    x, z = fn.broadcast_matrices(x, z)
+    K = form.gram(z, torch.cat([x, z[..., :1, :]], -2))
+    k_b, sizes = form.variances(z), [z.size(-2), x.size(-2)]
+    variance = jitter * torch.where(k_b == 0, 1.0, k_b)
+    m_z, m_f = mean(torch.cat([z, x], -2)).split(sizes, -1)
+    column = torch.cat([(k_b + variance)[..., :1], K[..., 1:, -1]], -1)
+    is_same = _agree(
+        (column, L[..., :1, 0] * L[..., :, 0], k_b), (m_z, m_b, k_b.sqrt())
+    )
+    if not is_same:
+        L, m_b = fn.cholesky(inducing_gram(form, z, jitter).K_zz), m_z
+    past = PseudoObservations(*(t.to(x) for t in summary.pseudo_observations))
+    at = PriorAt(K[..., :-1], form.variances(x), m_f, m_b, k_b, variance)
+    return fn.recall(past, L, m_b), at, is_same
 
 
 @torch.no_grad()
@@ -69,31 +129,20 @@ def append(
     y = objective.data.y
     first = y.size(-1) - num_new
     data = objective.data.narrow(first, num_new)
-    form = form_of(objective.kernel)
-    z, L, m_b = (
-        t.to(y)
-        for t in (summary.inducing_points, summary.prior_cholesky, summary.prior_mean)
+    z = summary.inducing_points.to(y)
+    old, at, is_same = recall_at(
+        summary, objective.mean, form_of(objective.kernel), data.x, objective.jitter
     )
-    # One call of the kernel: new data, and the first point, to know the prior by.
-    x, probe = fn.broadcast_matrices(data.x, z[..., :1, :])
-    z = z.expand(*x.shape[:-2], *z.shape[-2:])
-    K = form.gram(z, torch.cat([x, probe], -2))
-    k_z = form.variances(z)
-    jitter = objective.jitter * torch.where(k_z == 0, 1.0, k_z)
-    column = torch.cat([(k_z + jitter)[..., :1], K[..., 1:, -1]], -1)
-    if not (
-        _agree(column, L[..., :1, 0] * L[..., :, 0], k_z.amax())
-        and _agree(objective.mean(z), m_b, k_z.amax().sqrt())
-    ):
+    if not is_same:
         return None
     # A datum at an inducing point is that variable, jitter included.
-    same = same_variables(z, x, z[..., :0, :])
-    K_bf = torch.where(same, (k_z + jitter).unsqueeze(-1), K[..., :-1])
-    k_ff = form.variances(x) + (jitter.unsqueeze(-1) * same).sum(-2)
+    same = same_variables(z, data.x, z[..., :0, :])
+    K_bf = torch.where(same, (at.k_b + at.jitter).unsqueeze(-1), at.K_bf)
+    k_ff = at.k_ff + (at.jitter.unsqueeze(-1) * same).sum(-2)
     noise, s = objective.noises()
     own = None if objective.shared_noise else noise.expand(y.shape)[..., first:]
-    weighed = fn.weigh(data.y - objective.mean(x), own, s, data.weight)
-    A_f = fn.solve_lower(L, K_bf)
+    weighed = fn.weigh(data.y - at.m_f, own, s, data.weight)
+    A_f = fn.solve_lower(old.L, K_bf)
     lost = k_ff - fn.squared_norm(A_f, -2)
     if weighed.root is not None:
         A_f, lost = A_f * weighed.root.unsqueeze(-2), lost * weighed.root.square()
@@ -101,24 +150,26 @@ def append(
         nats = lost / (2 * s.unsqueeze(-1))
         if wants_points(nats, z.size(-2), num_inducing):
             return None
-    past = PseudoObservations(*(t.to(y) for t in summary.pseudo_observations))
-    old = fn.recall(past, L, m_b)
     rows = Projection(
-        L=L,
+        L=old.L,
         A=torch.cat(fn.broadcast_matrices(old.A, A_f), -1),
         r=torch.cat(fn.broadcast_rows(old.r, weighed.r), -1),
         loss=lost.sum(-1),
-        rho=past.rho + weighed.rho,
-        n=past.n + data.num_data,
+        rho=old.rho + weighed.rho,
+        n=old.n + data.num_data,
     )
     rows = fn.compress(rows)
-    bound, past = fn.evidence(rows, s), fn.absorb(rows, m_b)
+    bound, past = fn.evidence(rows, s), fn.absorb(rows, at.m_b)
     if not bool(torch.isfinite(bound).all() & torch.isfinite(past.U).all()):
         raise Breakdown("the new posterior is not finite")
     return Appended(past, bound, rows.loss / (2 * s), s)
 
 
-def _agree(now: Tensor, then: Tensor, scale: Tensor) -> bool:
-    """Whether two values differ by rounding alone."""
-    tolerance = min(1e6 * torch.finfo(now.dtype).eps, 1e-6)
-    return bool(((now - then).abs() <= tolerance * scale).all())
+def _agree(*pairs: tuple[Tensor, Tensor, Tensor]) -> bool:
+    """Whether values and those of before differ by rounding alone, on their scale."""
+    tolerance = min(1e6 * torch.finfo(pairs[0][0].dtype).eps, 1e-6)
+    close = (
+        ((now - then).abs() <= tolerance * scale.amax()).all()
+        for now, then, scale in pairs
+    )
+    return bool(torch.stack(list(close)).all())

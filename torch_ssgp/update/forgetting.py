@@ -44,17 +44,16 @@ from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
 from torch_ssgp.compression import first_of_each, older_half
 from torch_ssgp.exceptions import Breakdown, breakdowns
-from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.kernels import Form
 from torch_ssgp.memory import Data, Memory
 from torch_ssgp.modules import (
     form_of,
-    inducing_gram,
     least_noise,
     observation_noise,
 )
 from torch_ssgp.points import evenly
 from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.update.appending import recall_at
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Limits
@@ -141,37 +140,33 @@ def judge(
     """
     if summary.is_empty or data.y.size(-1) == 0:
         return None
-    keep, _ = first_of_each(data.x)  # copies of an input are one witness
-    keep = keep[evenly(keep.unsqueeze(-1), min(MAX_DATA, len(keep)))]
-    noise = None if data.noise is None else data.noise[..., keep]
-    seen = None if data.seen is None else data.seen[..., keep]
-    data = Data(data.x[..., keep, :], data.y[..., keep], noise)
+    seen = data.seen
+    if data.y.size(-1) > 1:
+        keep, _ = first_of_each(data.x)  # copies of an input are one witness
+        keep = keep[evenly(keep.unsqueeze(-1), min(MAX_DATA, len(keep)))]
+        noise = None if data.noise is None else data.noise[..., keep]
+        seen = None if seen is None else seen[..., keep]
+        data = Data(data.x[..., keep, :], data.y[..., keep], noise)
     form = form_of(prior.kernel)
-    z, y = summary.inducing_points.to(data.x), data.y
-    z = z.expand(*data.x.shape[:-2], *z.shape[-2:])
-    past = PseudoObservations(*(t.to(y) for t in summary.pseudo_observations))
-    gaussian = likelihoods.is_gaussian(prior.likelihood)
-    s = torch.ones_like(past.rho)
+    y, gaussian = data.y, likelihoods.is_gaussian(prior.likelihood)
+    rows, at, _ = recall_at(summary, prior.mean, form, data.x, jitter)
+    s = torch.ones_like(rows.rho)
     if bool(summary.shared_noise):
-        s = prior.likelihood.noise.squeeze(-1).expand(past.rho.shape)
-    K_zz, K_zf, _ = inducing_gram(form, z, jitter, data.x)
-    L = fn.cholesky(K_zz)
-    A_f = fn.solve_lower(L, K_zf)
-    rows = fn.recall(past, L, prior.mean(z))
+        s = prior.likelihood.noise.squeeze(-1).expand(rows.rho.shape)
+    A_f = fn.solve_lower(rows.L, at.K_bf)
     scale = s[..., None, None]
     known = rows.A @ rows.A.mT / scale
     if not bool(torch.isfinite(known).all()):
         raise Breakdown("the posterior is not finite")
-    powers = torch.tensor(powers_tried, dtype=y.dtype, device=y.device)
-    each = powers[:, None, None]
-    eye = torch.eye(known.size(-1), dtype=y.dtype, device=y.device)
-    L_D = fn.cholesky(eye + each * known.unsqueeze(-3))  # (*batch, q, m, m)
-    b = each * (rows.A @ rows.r.unsqueeze(-1) / scale).unsqueeze(-3)
-    A_q = A_f.unsqueeze(-3).expand(*b.shape[:-2], *A_f.shape[-2:])
-    solved = fn.solve_lower(L_D, torch.cat([A_q, b], -1))
-    B, c = solved[..., :-1], solved[..., -1:]
-    mean = prior.mean(data.x).unsqueeze(-2) + (B.mT @ c).squeeze(-1)  # (*batch, q, n)
-    k_ff = form.variances(data.x).unsqueeze(-2)
+    # known = Q E Qᵀ, so that of all powers D = I + λ known = Q (I + λ E) Qᵀ.
+    E, Q = torch.linalg.eigh(known)
+    powers = torch.tensor(powers_tried, dtype=y.dtype, device=y.device).unsqueeze(-1)
+    D = 1 + powers * E.clamp_min(0).unsqueeze(-2)  # (*batch, q, m)
+    h = (Q.mT @ (rows.A @ rows.r.unsqueeze(-1) / scale)).mT
+    QA_f = Q.mT @ A_f
+    B = QA_f.unsqueeze(-3) / D.sqrt().unsqueeze(-1)  # (*batch, q, m, n)
+    mean = at.m_f.unsqueeze(-2) + (powers * h / D) @ QA_f  # (*batch, q, n)
+    k_ff = at.k_ff.unsqueeze(-2)
     known_before = fn.squared_norm(A_f, -2).unsqueeze(-2)
     variance = k_ff - known_before + fn.squared_norm(B, -2)
     if gaussian:
