@@ -293,7 +293,8 @@ class StreamingCore(AtomicModule, GP):
             for ours, theirs in zip(prior, learned.prior, strict=True)
             if not any(theirs is module for module in frozen)  # nothing was learned
         ]
-        changed = (*(ours for ours, _ in pairs), self.memory, self.summary, self.start)
+        changed = [*(ours for ours, _ in pairs), self.memory, self.summary]
+        changed += [self.start] if is_first else []
 
         @torch.no_grad()
         def change() -> None:
