@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
@@ -45,30 +46,36 @@ class Appended(NamedTuple):
     s: Tensor
 
 
-class PriorAt(NamedTuple):
-    """The prior at new data, and at inducing points.
+class Recalled(NamedTuple):
+    """The posterior of before, and what it knows of new data.
 
     Attributes:
-        K_bf: ``(*batch, m, n)``, covariance of inducing values and data.
-        k_ff: ``(*batch, n)``, variances at the data.
-        m_f: ``(*batch, n)``, means there.
-        m_b: ``(*batch, m)``, means at the inducing points.
-        k_b: ``(*batch, m)``, variances there, without the jitter.
-        jitter: ``(*batch, m)``, variance of the jitter.
+        rows: The posterior as rows of a regression on its inducing points.
+        A_f: ``(*batch, m, n)``, how data depend on these, whitened.
+        k_ff: ``(*batch, n)``, prior variances of the data.
+        m_f: ``(*batch, n)``, their prior means.
+        m_b: ``(*batch, m)``, prior means at the inducing points.
+        is_same: Whether the prior is that of the summary.
     """
 
-    K_bf: Tensor
+    rows: Projection
+    A_f: Tensor
     k_ff: Tensor
     m_f: Tensor
     m_b: Tensor
-    k_b: Tensor
-    jitter: Tensor
+    is_same: bool
 
 
+@torch.no_grad()
+@breakdowns()
 def recall_at(
-    summary: PosteriorSummary, mean: Mean, form: Form, x: Tensor, jitter: float
-) -> tuple[Projection, PriorAt, bool]:
-    """The posterior of before, and the prior that ties new data to it.
+    summary: PosteriorSummary,
+    mean: Mean,
+    kernel: Kernel | Form,
+    x: Tensor,
+    jitter: float,
+) -> Recalled:
+    """Recall the posterior of before, for new data.
 
     The factor that the summary was stored with serves again where the prior is the
     same: one call of the kernel, for the data and the first inducing point.
@@ -76,31 +83,33 @@ def recall_at(
     Args:
         summary: The posterior of before.
         mean: Prior mean.
-        form: Prior covariance.
+        kernel: Prior covariance.
         x: ``(*batch, n, d)``, where the data are.
         jitter: Relative jitter.
-
-    Returns:
-        The rows of the summary; the prior; whether it is that of the summary.
     """
+    form = form_of(kernel)
     z, L, m_b = (
         t.to(x)
         for t in (summary.inducing_points, summary.prior_cholesky, summary.prior_mean)
     )
     x, z = fn.broadcast_matrices(x, z)
     K = form.gram(z, torch.cat([x, z[..., :1, :]], -2))
-    k_b, sizes = form.variances(z), [z.size(-2), x.size(-2)]
+    k_b, k_ff = form.variances(z), form.variances(x)
     variance = jitter * torch.where(k_b == 0, 1.0, k_b)
-    m_z, m_f = mean(torch.cat([z, x], -2)).split(sizes, -1)
-    column = torch.cat([(k_b + variance)[..., :1], K[..., 1:, -1]], -1)
+    k_bb = k_b + variance
+    m_z, m_f = mean(torch.cat([z, x], -2)).split([z.size(-2), x.size(-2)], -1)
+    column = torch.cat([k_bb[..., :1], K[..., 1:, -1]], -1)
     is_same = _agree(
         (column, L[..., :1, 0] * L[..., :, 0], k_b), (m_z, m_b, k_b.sqrt())
     )
     if not is_same:
         L, m_b = fn.cholesky(inducing_gram(form, z, jitter).K_zz), m_z
+    # A datum at an inducing point is that variable, jitter included.
+    same = same_variables(z, x, z[..., :0, :])
+    A_f = fn.solve_lower(L, torch.where(same, k_bb.unsqueeze(-1), K[..., :-1]))
+    k_ff = k_ff + (variance.unsqueeze(-1) * same).sum(-2)
     past = PseudoObservations(*(t.to(x) for t in summary.pseudo_observations))
-    at = PriorAt(K[..., :-1], form.variances(x), m_f, m_b, k_b, variance)
-    return fn.recall(past, L, m_b), at, is_same
+    return Recalled(fn.recall(past, L, m_b), A_f, k_ff, m_f, m_b, is_same)
 
 
 @torch.no_grad()
@@ -111,6 +120,7 @@ def append(
     num_new: int,
     wants_points: Callable[[Tensor, int, int], bool] | None,
     num_inducing: int,
+    recalled: Recalled | None = None,
 ) -> Appended | None:
     """The posterior of all data, where prior and inducing points stay.
 
@@ -121,6 +131,7 @@ def append(
         wants_points: Whether new data need inducing points, see
             :class:`~torch_ssgp.inducing.InducingPolicy`; ``None`` where they are given.
         num_inducing: The largest number of them.
+        recalled: What :func:`recall_at` has found for these data, if it was asked.
 
     Returns:
         ``None`` if the prior differs from that of the summary, or if new data need
@@ -129,40 +140,35 @@ def append(
     y = objective.data.y
     first = y.size(-1) - num_new
     data = objective.data.narrow(first, num_new)
-    z = summary.inducing_points.to(y)
-    old, at, is_same = recall_at(
-        summary, objective.mean, form_of(objective.kernel), data.x, objective.jitter
+    old = recalled or recall_at(
+        summary, objective.mean, objective.kernel, data.x, objective.jitter
     )
-    if not is_same:
+    if not old.is_same:
         return None
-    # A datum at an inducing point is that variable, jitter included.
-    same = same_variables(z, data.x, z[..., :0, :])
-    K_bf = torch.where(same, (at.k_b + at.jitter).unsqueeze(-1), at.K_bf)
-    k_ff = at.k_ff + (at.jitter.unsqueeze(-1) * same).sum(-2)
+    past, A_f = old.rows, old.A_f
     noise, s = objective.noises()
     own = None if objective.shared_noise else noise.expand(y.shape)[..., first:]
-    weighed = fn.weigh(data.y - at.m_f, own, s, data.weight)
-    A_f = fn.solve_lower(old.L, K_bf)
-    lost = k_ff - fn.squared_norm(A_f, -2)
+    weighed = fn.weigh(data.y - old.m_f, own, s, data.weight)
+    lost = old.k_ff - fn.squared_norm(A_f, -2)
     if weighed.root is not None:
         A_f, lost = A_f * weighed.root.unsqueeze(-2), lost * weighed.root.square()
     if wants_points is not None:
         nats = lost / (2 * s.unsqueeze(-1))
-        if wants_points(nats, z.size(-2), num_inducing):
+        if wants_points(nats, summary.num_inducing, num_inducing):
             return None
     rows = Projection(
-        L=old.L,
-        A=torch.cat(fn.broadcast_matrices(old.A, A_f), -1),
-        r=torch.cat(fn.broadcast_rows(old.r, weighed.r), -1),
+        L=past.L,
+        A=torch.cat(fn.broadcast_matrices(past.A, A_f), -1),
+        r=torch.cat(fn.broadcast_rows(past.r, weighed.r), -1),
         loss=lost.sum(-1),
-        rho=old.rho + weighed.rho,
-        n=old.n + data.num_data,
+        rho=past.rho + weighed.rho,
+        n=past.n + data.num_data,
     )
     rows = fn.compress(rows)
-    bound, past = fn.evidence(rows, s), fn.absorb(rows, at.m_b)
-    if not bool(torch.isfinite(bound).all() & torch.isfinite(past.U).all()):
+    bound, now = fn.evidence(rows, s), fn.absorb(rows, old.m_b)
+    if not bool(torch.isfinite(bound.sum() + now.U.sum())):
         raise Breakdown("the new posterior is not finite")
-    return Appended(past, bound, rows.loss / (2 * s), s)
+    return Appended(now, bound, rows.loss / (2 * s), s)
 
 
 def _agree(*pairs: tuple[Tensor, Tensor, Tensor]) -> bool:

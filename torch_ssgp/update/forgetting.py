@@ -53,7 +53,7 @@ from torch_ssgp.modules import (
 )
 from torch_ssgp.points import evenly
 from torch_ssgp.summary import PosteriorSummary
-from torch_ssgp.update.appending import recall_at
+from torch_ssgp.update.appending import Recalled, recall_at
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Limits
@@ -125,6 +125,7 @@ def judge(
     data: Data,
     jitter: float,
     powers_tried: tuple[float, ...] = POWERS,
+    recalled: Recalled | None = None,
 ) -> Judgement | None:
     """Predict new data from the past, raised to each of a few powers.
 
@@ -134,26 +135,27 @@ def judge(
         data: New data.
         jitter: Relative jitter.
         powers_tried: The powers, 1 last.
+        recalled: What :func:`~torch_ssgp.update.appending.recall_at` found for them.
 
     Returns:
         ``None`` if there is no past, or no new data.
     """
     if summary.is_empty or data.y.size(-1) == 0:
         return None
-    seen = data.seen
+    form, seen = form_of(prior.kernel), data.seen
+    recalled = recalled or recall_at(summary, prior.mean, form, data.x, jitter)
+    rows, A_f, k_ff, m_f, _, _ = recalled
     if data.y.size(-1) > 1:
         keep, _ = first_of_each(data.x)  # copies of an input are one witness
         keep = keep[evenly(keep.unsqueeze(-1), min(MAX_DATA, len(keep)))]
         noise = None if data.noise is None else data.noise[..., keep]
         seen = None if seen is None else seen[..., keep]
         data = Data(data.x[..., keep, :], data.y[..., keep], noise)
-    form = form_of(prior.kernel)
+        A_f, k_ff, m_f = (t[..., keep] for t in (A_f, k_ff, m_f))
     y, gaussian = data.y, likelihoods.is_gaussian(prior.likelihood)
-    rows, at, _ = recall_at(summary, prior.mean, form, data.x, jitter)
     s = torch.ones_like(rows.rho)
     if bool(summary.shared_noise):
         s = prior.likelihood.noise.squeeze(-1).expand(rows.rho.shape)
-    A_f = fn.solve_lower(rows.L, at.K_bf)
     scale = s[..., None, None]
     known = rows.A @ rows.A.mT / scale
     if not bool(torch.isfinite(known).all()):
@@ -165,15 +167,16 @@ def judge(
     h = (Q.mT @ (rows.A @ rows.r.unsqueeze(-1) / scale)).mT
     QA_f = Q.mT @ A_f
     B = QA_f.unsqueeze(-3) / D.sqrt().unsqueeze(-1)  # (*batch, q, m, n)
-    mean = at.m_f.unsqueeze(-2) + (powers * h / D) @ QA_f  # (*batch, q, n)
-    k_ff = at.k_ff.unsqueeze(-2)
+    mean = m_f.unsqueeze(-2) + (powers * h / D) @ QA_f  # (*batch, q, n)
+    k_ff = k_ff.unsqueeze(-2)
     known_before = fn.squared_norm(A_f, -2).unsqueeze(-2)
     variance = k_ff - known_before + fn.squared_norm(B, -2)
     if gaussian:
         sigma2 = observation_noise(prior.likelihood, data.noise).expand(y.shape)
         # (*batch, q, n, n); no datum is used to predict itself or those before it.
-        K_ff = (form.gram(data.x, data.x) - A_f.mT @ A_f).unsqueeze(-3)
-        C = K_ff + B.mT @ B
+        C = B.mT @ B
+        if y.size(-1) > 1:
+            C = C + (form.gram(data.x, data.x) - A_f.mT @ A_f).unsqueeze(-3)
         diagonal = variance.clamp_min(0) + sigma2.unsqueeze(-2)
         if seen is not None:  # what is missing is known, and correlated with nothing
             both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
@@ -401,6 +404,7 @@ class Judged(NamedTuple):
         surprise: ``(*batch,)``, nats per datum below what the model expected.
         is_surprising: ``(*batch,)``, whether that is more than chance.
         clock: The input along which the older half of the past is to be dropped.
+        recalled: The posterior of before, for the new data.
     """
 
     power: float | Tensor
@@ -410,6 +414,7 @@ class Judged(NamedTuple):
     surprise: Tensor
     is_surprising: Tensor
     clock: Clock | None = None
+    recalled: Recalled | None = None
 
     @classmethod
     def of(
@@ -425,12 +430,17 @@ class Judged(NamedTuple):
         if is_auto and is_large and ticking(memory, data) is not None:
             is_auto = False  # the next piece of a map, which wants its whole range
         power: float | Tensor = options.power
-        judgement = None
+        judgement = recalled = None
         if is_auto or options.learns_when_due:
             with suppress(Breakdown):  # what cannot be predicted says nothing
                 powers = POWERS if is_auto else (0.0, 1.0)
+                mean, kernel, _ = known.frozen
+                if not known.summary.is_empty and y.size(-1):
+                    recalled = recall_at(
+                        known.summary, mean, kernel, data.x, limits.jitter
+                    )
                 judgement = judge(
-                    known.frozen, known.summary, data, limits.jitter, powers
+                    known.frozen, known.summary, data, limits.jitter, powers, recalled
                 )
         if judgement is None:
             return cls(power, memory.doubt, 0.0, 0.0, nothing, nothing > 0)
@@ -457,7 +467,9 @@ class Judged(NamedTuple):
                 clock = outgrown(
                     known.frozen.kernel, memory, data, judgement.is_followed
                 )
-        return cls(power, doubt, doubted, waiting, surprise, is_surprising, clock)
+        return cls(
+            power, doubt, doubted, waiting, surprise, is_surprising, clock, recalled
+        )
 
     @property
     def is_doubtful(self) -> bool:

@@ -198,7 +198,14 @@ class Update:
         if objective.revises or (self.is_finer and self.compresses(objective)):
             return None
         wants_points = policy.wants_points if z is None else None
-        added = append(summary, objective, num_new, wants_points, limits.num_inducing)
+        added = append(
+            summary,
+            objective,
+            num_new,
+            wants_points,
+            limits.num_inducing,
+            self.judged.recalled,
+        )
         if added is None:
             return None
         rows, raw = Rows(objective.z_a, objective.past), objective.data
