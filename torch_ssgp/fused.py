@@ -117,13 +117,12 @@ class _Evidence(torch.autograd.Function):
         outer = gamma @ gamma.mT
         W = (D_inv + outer).neg_()
         _diagonal(W).add_(1)
-        middle = D_inv.add(outer).add_(D)
-        _diagonal(middle).sub_(2)
-        # All that has L⁻ᵀ on its left, in one solve.
-        left = torch.linalg.solve_triangular(
-            L.mT, torch.cat([W, gamma, middle], -1), upper=True
-        )
-        W, middle = left.split([m + 1, m], -1)
+        # L⁻ᵀ [W, γ], and with D γ = A r / s what is left of dK_bb: a product and a
+        # solve from the right, since D - 2I + D⁻¹ + γγᵀ = W (D - I) + γ (D γ)ᵀ.
+        W = torch.linalg.solve_triangular(L.mT, torch.cat([W, gamma], -1), upper=True)
+        below = torch.cat([D, (D @ gamma).mT], -2)
+        _diagonal(below[..., :m, :]).sub_(1)
+        middle = W @ below
         dK_bb = torch.linalg.solve_triangular(L, middle, upper=False, left=False)
         inner = (
             m

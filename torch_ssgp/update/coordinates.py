@@ -24,7 +24,7 @@ class Coordinate(NamedTuple):
 
     Attributes:
         parameter: What the modules read.
-        eta: What the optimiser moves.
+        eta: What the optimiser moves, where it starts.
         to_parameter: ``parameter = to_parameter(eta)``.
         floor: Smallest value of ``eta``, below which gradients would vanish.
         to_log: The logarithm of the hyperparameter, up to a unit, as a function of
@@ -36,11 +36,6 @@ class Coordinate(NamedTuple):
     to_parameter: Callable[[Tensor], Tensor]
     floor: Tensor | None = None
     to_log: Callable[[Tensor], Tensor] | None = None
-
-    def move(self, eta: Tensor) -> None:
-        """Set the variable, and the parameter with it."""
-        self.eta.copy_(eta)
-        self.parameter.copy_(self.to_parameter(eta))
 
 
 def coordinates(
@@ -66,7 +61,7 @@ def coordinates(
         result.append(
             Coordinate(z, torch.zeros_like(start), lambda eta: start + spacing * eta)
         )
-    return [c._replace(eta=c.eta.requires_grad_()) for c in result]
+    return result
 
 
 def _spacing(z: Tensor, x: Tensor) -> Tensor:
