@@ -389,7 +389,7 @@ def _check_tensor(
 
 def _check_finite(value: Tensor, name: str) -> None:
     # A sum is finite only where all of it is, and asks once.
-    if value.is_meta or math.isfinite(value.sum()):
+    if value.is_meta or math.isfinite(value.detach().sum()):
         return
     bad = ~torch.isfinite(value)
     if bool(bad.any()):
