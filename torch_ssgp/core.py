@@ -335,7 +335,8 @@ class StreamingCore(AtomicModule, GP):
     def _fingerprint(self) -> Tensor:
         """All hyperparameters as one vector; a change makes the cache stale."""
         tensors = (*self._prior_tensors(), self._like)
-        return torch.cat([t.detach().flatten().double() for t in tensors])
+        with torch.no_grad():
+            return torch.cat([t.flatten().double() for t in tensors])
 
     @torch.inference_mode(False)
     def predictor(self, from_memory: bool = False) -> Predictor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
@@ -11,6 +13,22 @@ from torch_ssgp.modules import inducing_gram
 
 # Squared partial correlation above which one point stands in for another.
 ALIKE = 0.3
+
+
+class Lost(NamedTuple):
+    """What inducing points lose where nothing is learned, in nats.
+
+    Attributes:
+        new: ``(*batch, n)``, of each new datum.
+        total: ``(*batch,)``, of all data.
+        said: ``(*batch,)``, what all data say.
+        num_data: ``()`` or ``(*batch,)``, how many they are.
+    """
+
+    new: Tensor
+    total: Tensor
+    said: Tensor
+    num_data: Tensor
 
 
 def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:

@@ -88,6 +88,7 @@ class Worker:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "workbench.bench_whole", *map(str, case)],
             env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            cwd=path,  # the first place where Python looks
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -26,6 +26,7 @@ from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import Projection, PseudoObservations
 from torch_ssgp.kernels import Form
 from torch_ssgp.modules import form_of, inducing_gram, same_variables
+from torch_ssgp.points import Lost
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Objective
 
@@ -118,8 +119,9 @@ def append(
     summary: PosteriorSummary,
     objective: Objective,
     num_new: int,
-    wants_points: Callable[[Tensor, int, int], bool] | None,
+    wants_points: Callable[[Lost, int, int], bool] | None,
     num_inducing: int,
+    lost_before: Tensor | None = None,
     recalled: Recalled | None = None,
 ) -> Appended | None:
     """The posterior of all data, where prior and inducing points stay.
@@ -131,6 +133,8 @@ def append(
         wants_points: Whether new data need inducing points, see
             :class:`~torch_ssgp.inducing.InducingPolicy`; ``None`` where they are given.
         num_inducing: The largest number of them.
+        lost_before: ``(*batch,)``, nats that they lose of the data before, where these
+            are remembered without that loss.
         recalled: What :func:`recall_at` has found for these data, if it was asked.
 
     Returns:
@@ -152,10 +156,6 @@ def append(
     lost = old.k_ff - fn.squared_norm(A_f, -2)
     if weighed.root is not None:
         A_f, lost = A_f * weighed.root.unsqueeze(-2), lost * weighed.root.square()
-    if wants_points is not None:
-        nats = lost / (2 * s.unsqueeze(-1))
-        if wants_points(nats, summary.num_inducing, num_inducing):
-            return None
     rows = Projection(
         L=past.L,
         A=torch.cat(fn.broadcast_matrices(past.A, A_f), -1),
@@ -164,11 +164,24 @@ def append(
         rho=past.rho + weighed.rho,
         n=past.n + data.num_data,
     )
+    loss = rows.loss / (2 * s)
+    if wants_points is not None:
+        # What rows say is tr K; A has all of it but what is lost.
+        total = loss if lost_before is None else lost_before.to(loss) + loss
+        said = total + fn.squared_norm(rows.A, (-2, -1)) / (2 * s)
+        num_data = objective.past.n + (
+            y.size(-1)
+            if objective.data.weight is None
+            else (objective.data.weight > 0).sum(-1)
+        )
+        all_lost = Lost(lost / (2 * s.unsqueeze(-1)), total, said, num_data)
+        if wants_points(all_lost, summary.num_inducing, num_inducing):
+            return None
     rows = fn.compress(rows)
     bound, now = fn.evidence(rows, s), fn.absorb(rows, old.m_b)
     if not bool(torch.isfinite(bound.sum() + now.U.sum())):
         raise Breakdown("the new posterior is not finite")
-    return Appended(now, bound, rows.loss / (2 * s), s)
+    return Appended(now, bound, loss, s)
 
 
 def _agree(*pairs: tuple[Tensor, Tensor, Tensor]) -> bool:

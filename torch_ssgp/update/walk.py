@@ -204,6 +204,7 @@ class Update:
             num_new,
             wants_points,
             limits.num_inducing,
+            self.known.memory.lost if self.is_finer else None,
             self.judged.recalled,
         )
         if added is None:
@@ -417,7 +418,7 @@ class Update:
                 memory_loss = lost if self.is_finer else memory_loss
             raw, sites = no_raw_data(raw)
         shared_noise = self.limits.shared_noise
-        old = self.points.candidates(objective).z_a
+        old = self.points.points_of_before(objective.data.x)
         return Learned.of(
             prior=objective.modules_of_prior,
             summary={
