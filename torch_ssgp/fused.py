@@ -40,6 +40,8 @@ from torch_ssgp.functional import (
     squared_norm,
 )
 
+SMALL = 128  # inducing points; of fewer, both halves of A Aᵀ are cheaper than one
+
 # Sums over all processes of tensors that are sums over rows.
 Sums = Callable[..., list[Tensor]]
 
@@ -147,6 +149,9 @@ class _Evidence(torch.autograd.Function):
 def products(rows: Tensor) -> tuple[Tensor, Tensor]:
     """``A Aᵀ`` and ``A r`` of ``rows = [A; rᵀ]``; the first is symmetric."""
     m = rows.size(-2) - 1
+    if m < SMALL:
+        both = rows @ rows[..., :m, :].mT
+        return both[..., :m, :], both[..., m:, :].mT
     half = m // 2
     top, A = rows[..., :half, :], rows[..., :m, :]
     D = rows.new_empty(*rows.shape[:-2], m, m)

@@ -446,9 +446,9 @@ class AdaptiveBudget(InducingPolicy):
 
     def revise(self, candidates: Candidates, z: Tensor, loss: Tensor) -> Tensor:
         """Choose again if more is lost than allowed and there is room."""
-        enough = self._enough(candidates)
-        has_room = z.size(-2) < self._most(candidates)
-        return self(candidates) if has_room and bool((loss > enough).any()) else z
+        if z.size(-2) >= self._most(candidates):
+            return z
+        return self(candidates) if bool((loss > self._enough(candidates)).any()) else z
 
     def advice(self, num_inducing: int, budget: int) -> str:
         """The limit that was met: the tolerance, if there was room."""

@@ -244,7 +244,7 @@ def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:
     """Adam; where steps were too long to gain anything, it retries shorter ones."""
     step = 0
     for rate in (lr, *(lr * factor for factor in SHORTER)):
-        optimizer = torch.optim.Adam([ascent.eta], lr=rate)
+        optimizer = torch.optim.Adam([ascent.eta], lr=rate, fused=ascent.eta.is_cpu)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
             optimizer, num_steps - step, eta_min=0.1 * rate
         )

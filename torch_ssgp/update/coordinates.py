@@ -138,9 +138,12 @@ def _log_coordinate(
     floor = (constraint.lower_bound * 1.01).clamp_min(TINY).log() / unit
     eta = (constraint.transform(parameter.detach()).log() / unit).maximum(floor)
 
+    is_one = bool((unit == 1).all())
+
     def to_parameter(eta: Tensor) -> Tensor:
         # A line search may look below the floor, where the inverse has no value.
-        value = (unit * torch.where(eta < floor, floor, eta)).exp()
+        value = eta.clamp(min=floor)
+        value = (value if is_one else unit * value).exp()
         return constraint.inverse_transform(value)
 
     return Coordinate(parameter, eta, to_parameter, floor, to_log=lambda eta: eta)
