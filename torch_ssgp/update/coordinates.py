@@ -94,7 +94,7 @@ def _hyperparameters(module: Module, objective: Objective) -> list[Coordinate]:
             continue
         raw = parameter.detach().clone()
         if _is_positive(constraint):
-            unit = torch.ones_like(raw)
+            unit = None
             if id(parameter) in periods:
                 length = constraint.transform(raw)
                 unit = (length / _extent(objective)).clamp_max(1)
@@ -131,19 +131,20 @@ def _extent(objective: Objective) -> Tensor:
 
 
 def _log_coordinate(
-    parameter: nn.Parameter, constraint: GreaterThan, unit: Tensor
+    parameter: nn.Parameter, constraint: GreaterThan, unit: Tensor | None
 ) -> Coordinate:
     # The logarithm of the value, not of its distance to the bound: the gradient does
     # not vanish there, so what came to rest at a bound can leave it again.
-    floor = (constraint.lower_bound * 1.01).clamp_min(TINY).log() / unit
-    eta = (constraint.transform(parameter.detach()).log() / unit).maximum(floor)
-
-    is_one = bool((unit == 1).all())
+    floor = (constraint.lower_bound * 1.01).clamp_min(TINY).log()
+    eta = constraint.transform(parameter.detach()).log()
+    if unit is not None:
+        floor, eta = floor / unit, eta / unit
+    eta = eta.maximum(floor)
 
     def to_parameter(eta: Tensor) -> Tensor:
         # A line search may look below the floor, where the inverse has no value.
         value = eta.clamp(min=floor)
-        value = (value if is_one else unit * value).exp()
+        value = (value if unit is None else unit * value).exp()
         return constraint.inverse_transform(value)
 
     return Coordinate(parameter, eta, to_parameter, floor, to_log=lambda eta: eta)
