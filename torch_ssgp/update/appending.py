@@ -37,7 +37,7 @@ class Appended(NamedTuple):
     Attributes:
         past: Pseudo-observations at the inducing points of before.
         bound: ``(*batch,)``, bound on the evidence of all data seen.
-        loss: ``(*batch,)``, nats that the inducing points lose of the new data.
+        loss: ``(*batch,)``, nats that the inducing points lose of all data.
         s: ``(*batch,)``, noise scale of the rows.
     """
 
@@ -165,16 +165,17 @@ def append(
         n=past.n + data.num_data,
     )
     loss = rows.loss / (2 * s)
+    if lost_before is not None:  # with the noise of then
+        loss = loss + lost_before.to(loss) * summary.noise_scale.to(s) / s
     if wants_points is not None:
         # What rows say is tr K; A has all of it but what is lost.
-        total = loss if lost_before is None else lost_before.to(loss) + loss
-        said = total + fn.squared_norm(rows.A, (-2, -1)) / (2 * s)
+        said = loss + fn.squared_norm(rows.A, (-2, -1)) / (2 * s)
         num_data = objective.past.n + (
             y.size(-1)
             if objective.data.weight is None
             else (objective.data.weight > 0).sum(-1)
         )
-        all_lost = Lost(lost / (2 * s.unsqueeze(-1)), total, said, num_data)
+        all_lost = Lost(lost / (2 * s.unsqueeze(-1)), loss, said, num_data)
         if wants_points(all_lost, summary.num_inducing, num_inducing):
             return None
     rows = fn.compress(rows)
