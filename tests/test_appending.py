@@ -10,7 +10,9 @@ from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, FixedNoiseGaussianLikelihood
 
 from torch_ssgp import StreamingGP, settings
+from torch_ssgp.update import UpdateOptions
 from torch_ssgp.update.choosing import Choice
+from torch_ssgp.update.walk import Update
 
 BATCH = torch.Size([3])
 
@@ -152,3 +154,27 @@ def test_sites_are_found_for_all_data_again():
     before = model.memory.target.clone()
     model.update(x[:1] + 0.01, (y[:1] <= 0).double(), num_steps=0)
     assert not torch.equal(model.memory.target[:20], before)
+
+
+@pytest.mark.parametrize("noise", [0.02, 30.0], ids=["telling", "vague"])
+@pytest.mark.parametrize("memory_size", [25, 50])
+def test_what_may_be_lost_is_known_without_the_memory(noise, memory_size):
+    model = known_model(memory_size=memory_size)
+    model.likelihood.noise = noise
+    model.update(*draw(3), num_steps=0)  # a summary with this noise
+    policy, asked = model.inducing_policy, []
+    x, y = draw(2)
+    data = model.check_data(x, y, None)
+    options, limits = UpdateOptions(num_steps=0), model.limits(data)
+    update = Update(model.known(data), data, options, limits)
+    objective = update.objective()
+    enough = policy._enough(update.points.candidates(objective))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            type(policy), "wants_points", lambda _, lost, *__: asked.append(lost)
+        )
+        result = model.update(x, y, num_steps=0)
+    (lost,) = asked
+    found = policy.tolerance * lost.said.minimum(lost.num_data)
+    torch.testing.assert_close(found, enough, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(lost.total, result.projection_loss)

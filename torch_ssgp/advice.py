@@ -167,9 +167,11 @@ def coarsest_step(points: Tensor, eps: float) -> float | None:
         only value is too large for that dtype to resolve whole numbers; ``None`` if
         there is no such column.
     """
-    largest = points.abs().amax(0)
-    step = eps * largest.clamp_min(1e-30).log2().floor().exp2()
-    extent = points.amax(0) - points.amin(0)
+    low, high = torch.aminmax(points, dim=0)
+    largest, extent = high.maximum(-low).clamp_min(1e-30), high - low
+    if not bool((extent <= 2 * points.size(0) * eps * largest).any()):
+        return None
+    step = eps * largest.log2().floor().exp2()
     is_close = extent <= 2 * points.size(0) * step  # most inputs are not
     if eps < 1e-12:  # a constant that was computed, such as a mean, is no time
         is_close = is_close & ~((extent > 0) & (extent <= 8 * step))

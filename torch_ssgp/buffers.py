@@ -129,4 +129,5 @@ class Start(nn.Module):
 
 def stored(value: Tensor) -> Tensor:
     """A contiguous copy, as a loaded one would be: later results agree bit by bit."""
-    return value.detach().clone(memory_format=torch.contiguous_format)
+    value = value.detach() if value.requires_grad else value
+    return value.clone(memory_format=torch.contiguous_format)

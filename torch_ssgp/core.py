@@ -293,7 +293,8 @@ class StreamingCore(AtomicModule, GP):
             for ours, theirs in zip(prior, learned.prior, strict=True)
             if not any(theirs is module for module in frozen)  # nothing was learned
         ]
-        changed = (*(ours for ours, _ in pairs), self.memory, self.summary, self.start)
+        changed = [*(ours for ours, _ in pairs), self.memory, self.summary]
+        changed += [self.start] if is_first else []
 
         @torch.no_grad()
         def change() -> None:
@@ -334,7 +335,8 @@ class StreamingCore(AtomicModule, GP):
     def _fingerprint(self) -> Tensor:
         """All hyperparameters as one vector; a change makes the cache stale."""
         tensors = (*self._prior_tensors(), self._like)
-        return torch.cat([t.detach().flatten().double() for t in tensors])
+        with torch.no_grad():
+            return torch.cat([t.flatten().double() for t in tensors])
 
     @torch.inference_mode(False)
     def predictor(self, from_memory: bool = False) -> Predictor:

@@ -399,10 +399,8 @@ def compress(projection: Projection) -> Projection:
     num_inducing, num_rows = projection.A.shape[-2:]
     if num_rows <= num_inducing:
         return projection
-    A, r = projection.A, projection.r.unsqueeze(-2)
-    batch = torch.broadcast_shapes(A.shape[:-2], r.shape[:-2])
-    rows = torch.cat([A.expand(*batch, -1, -1), r.expand(*batch, -1, -1)], -2).mT
-    R = torch.linalg.qr(rows, mode="r").R
+    rows = broadcast_matrices(projection.A, projection.r.unsqueeze(-2))
+    R = torch.linalg.qr(torch.cat(rows, -2).mT, mode="r").R
     return projection._replace(
         A=R[..., :num_inducing, :num_inducing].mT,
         r=R[..., :num_inducing, num_inducing],

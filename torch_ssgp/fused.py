@@ -40,6 +40,8 @@ from torch_ssgp.functional import (
     squared_norm,
 )
 
+SMALL = 128  # inducing points; of fewer, both halves of A Aᵀ are cheaper than one
+
 # Sums over all processes of tensors that are sums over rows.
 Sums = Callable[..., list[Tensor]]
 
@@ -117,13 +119,12 @@ class _Evidence(torch.autograd.Function):
         outer = gamma @ gamma.mT
         W = (D_inv + outer).neg_()
         _diagonal(W).add_(1)
-        middle = D_inv.add(outer).add_(D)
-        _diagonal(middle).sub_(2)
-        # All that has L⁻ᵀ on its left, in one solve.
-        left = torch.linalg.solve_triangular(
-            L.mT, torch.cat([W, gamma, middle], -1), upper=True
-        )
-        W, middle = left.split([m + 1, m], -1)
+        # L⁻ᵀ [W, γ], and with D γ = A r / s what is left of dK_bb: a product and a
+        # solve from the right, since D - 2I + D⁻¹ + γγᵀ = W (D - I) + γ (D γ)ᵀ.
+        W = torch.linalg.solve_triangular(L.mT, torch.cat([W, gamma], -1), upper=True)
+        below = torch.cat([D, (D @ gamma).mT], -2)
+        _diagonal(below[..., :m, :]).sub_(1)
+        middle = W @ below
         dK_bb = torch.linalg.solve_triangular(L, middle, upper=False, left=False)
         inner = (
             m
@@ -148,6 +149,9 @@ class _Evidence(torch.autograd.Function):
 def products(rows: Tensor) -> tuple[Tensor, Tensor]:
     """``A Aᵀ`` and ``A r`` of ``rows = [A; rᵀ]``; the first is symmetric."""
     m = rows.size(-2) - 1
+    if m < SMALL:
+        both = rows @ rows[..., :m, :].mT
+        return both[..., :m, :], both[..., m:, :].mT
     half = m // 2
     top, A = rows[..., :half, :], rows[..., :m, :]
     D = rows.new_empty(*rows.shape[:-2], m, m)

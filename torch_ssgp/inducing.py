@@ -28,7 +28,7 @@ from torch_ssgp.functional import (
     solve_lower,
 )
 from torch_ssgp.modules import form_of, inducing_gram, variances
-from torch_ssgp.points import evenly, least_missed
+from torch_ssgp.points import Lost, evenly, least_missed
 from torch_ssgp.validation import (
     check_module,
     check_positive_int,
@@ -104,12 +104,11 @@ class InducingPolicy(ABC):
         del candidates, loss
         return z
 
-    def wants_points(self, lost: Tensor, num_now: int, budget: int) -> bool:
+    def wants_points(self, lost: Lost, num_now: int, budget: int) -> bool:
         """Whether to choose again where nothing is learned; yes by default.
 
         Args:
-            lost: ``(*batch, n)``, nats that each new datum loses at the points of
-                before.
+            lost: What is lost at the points of before.
             num_now: The number of these.
             budget: ``num_inducing`` of the model.
         """
@@ -403,11 +402,13 @@ class AdaptiveBudget(InducingPolicy):
         count = int((loss > enough.unsqueeze(-1)).sum(-1).max()) + 1
         return points[..., : max(count, self.min_inducing), :]
 
-    def wants_points(self, lost: Tensor, num_now: int, budget: int) -> bool:
+    def wants_points(self, lost: Lost, num_now: int, budget: int) -> bool:
         """Whether a new datum needs a point, or all together and there is room."""
+        is_more = (lost.new.mean(-1) > self.tolerance).any()
+        enough = self.tolerance * lost.said.minimum(lost.num_data)
+        is_more = is_more & (lost.total > enough).any()
         has_room = num_now < (self.max_inducing or budget)
-        allowed = lost.new_tensor(self.tolerance if has_room else NEEDED)
-        return bool(((lost.mean(-1) > allowed) | (lost > NEEDED).any(-1)).any())
+        return bool((lost.new > NEEDED).any() | (is_more & has_room))
 
     def extend(self, candidates: Candidates) -> Tensor:
         """The points of before, and what new data need beside them.
@@ -445,9 +446,9 @@ class AdaptiveBudget(InducingPolicy):
 
     def revise(self, candidates: Candidates, z: Tensor, loss: Tensor) -> Tensor:
         """Choose again if more is lost than allowed and there is room."""
-        enough = self._enough(candidates)
-        has_room = z.size(-2) < self._most(candidates)
-        return self(candidates) if has_room and bool((loss > enough).any()) else z
+        if z.size(-2) >= self._most(candidates):
+            return z
+        return self(candidates) if bool((loss > self._enough(candidates)).any()) else z
 
     def advice(self, num_inducing: int, budget: int) -> str:
         """The limit that was met: the tolerance, if there was room."""

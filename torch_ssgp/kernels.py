@@ -14,6 +14,7 @@ GPyTorch to rounding. A kernel that is not known here goes through GPyTorch.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -45,6 +46,33 @@ class Form(ABC):
         """The same with ``function`` of each of its tensors, in a fixed order."""
 
 
+class Features(NamedTuple):
+    r"""An exponent :math:`\phi(x_1)^\top \psi(x_2) + u(x_1) + v(x_2)`.
+
+    Attributes:
+        phi: Columns of :math:`\phi`, ``(*batch, n1, k)`` each.
+        psi: Columns of :math:`\psi`, ``(*batch, n2, k)`` each.
+        u: ``(*batch, n1, 1)``.
+        v: ``(*batch, n2, 1)``.
+    """
+
+    phi: list[Tensor]
+    psi: list[Tensor]
+    u: Tensor
+    v: Tensor
+
+    def times(self, other: Features) -> Features:
+        """The exponent of a product."""
+        phi, psi = self.phi + other.phi, self.psi + other.psi
+        return Features(phi, psi, self.u + other.u, self.v + other.v)
+
+    def product(self) -> Tensor:
+        """``(*batch, n1, n2)``, in one product of matrices."""
+        left = _side_by_side([*self.phi, self.u, torch.ones_like(self.u)])
+        right = _side_by_side([*self.psi, torch.ones_like(self.v), self.v])
+        return left @ right.mT
+
+
 class Part(NamedTuple):
     """One factor of an exponential.
 
@@ -58,8 +86,8 @@ class Part(NamedTuple):
     lengthscale: Tensor
     period: Tensor | None = None
 
-    def features(self, x1: Tensor, x2: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        r"""Columns of :math:`\phi` and :math:`\psi`, ``(*batch, n, k)`` each."""
+    def features(self, x1: Tensor, x2: Tensor) -> Features:
+        """Its exponent, as an inner product."""
         x1, x2 = select(x1, self.dims), select(x2, self.dims)
         if self.period is not None:
             # -2 sin²(u - v) = cos 2u cos 2v + sin 2u sin 2v - 1
@@ -68,12 +96,11 @@ class Part(NamedTuple):
             # One lengthscale counts for every input; a trace cannot ask how many.
             each = self.lengthscale.expand(*self.lengthscale.shape[:-1], x1.size(-1))
             level = -each.reciprocal().sum(-1, keepdim=True)
-            phi = [root * u.cos(), root * u.sin(), _column(level, x1)]
-            return phi, [root * v.cos(), root * v.sin(), torch.ones_like(x2[..., :1])]
+            phi, psi = ([root * w.cos(), root * w.sin()] for w in (u, v))
+            return Features(phi, psi, _column(level, x1), torch.zeros_like(x2[..., :1]))
         center = x2.detach().mean(-2, keepdim=True)
         a, b = ((x - center) / self.lengthscale for x in (x1, x2))
-        ones = [torch.ones_like(t[..., :1]) for t in (a, b)]
-        return [a, -0.5 * _norms(a), ones[0]], [b, ones[1], -0.5 * _norms(b)]
+        return Features([a], [b], -0.5 * _norms(a), -0.5 * _norms(b))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Part:
         """As :meth:`Form.map`."""
@@ -94,14 +121,10 @@ class Exponential(Form):
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
         """Covariance ``(*batch, n1, n2)``."""
-        phi: list[Tensor] = []
-        psi: list[Tensor] = []
-        for part in self.parts:
-            left, right = part.features(x1, x2)
-            phi, psi = phi + left, psi + right
-        phi.append(_column(self.scale.log()[..., None, None], x1))
-        psi.append(torch.ones_like(x2[..., :1]))
-        return (_side_by_side(phi) @ _side_by_side(psi).mT).exp()
+        first, *others = (part.features(x1, x2) for part in self.parts)
+        features = functools.reduce(Features.times, others, first)
+        level = self.scale.log()[..., None, None]
+        return features._replace(u=features.u + level).product().exp()
 
     def variances(self, x: Tensor) -> Tensor:
         """Prior variances ``(*batch, n)``: the scale."""
@@ -141,8 +164,7 @@ class Radial(Form):
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
         """Covariance ``(*batch, n1, n2)``."""
-        phi, psi = Part(self.dims, self.lengthscale).features(x1, x2)
-        q = _side_by_side(phi) @ _side_by_side(psi).mT
+        q = Part(self.dims, self.lengthscale).features(x1, x2).product()
         return self.scale[..., None, None] * radial(q, self.nu, self.alpha)
 
     def variances(self, x: Tensor) -> Tensor:
@@ -443,13 +465,16 @@ def _repeated(scale: Tensor, x: Tensor) -> Tensor:
 
 
 def _side_by_side(columns: list[Tensor]) -> Tensor:
-    batch = _batch(*(c.shape[:-2] for c in columns))
-    return torch.cat([c.expand(*batch, *c.shape[-2:]) for c in columns], -1)
+    shapes = [c.shape[:-2] for c in columns]
+    batch = _batch(*shapes)
+    if shapes.count(batch) < len(shapes):
+        columns = [c.expand(*batch, *c.shape[-2:]) for c in columns]
+    return torch.cat(columns, -1)
 
 
 def _batch(*shapes: torch.Size) -> torch.Size:
     """The broadcast of shapes; faster than torch's own."""
     first = shapes[0]
-    if all(shape == first for shape in shapes):
+    if shapes.count(first) == len(shapes):
         return first
     return torch.broadcast_shapes(*shapes)

@@ -237,9 +237,11 @@ def same_variables(z: Tensor, x: Tensor, z_a: Tensor) -> Tensor:
     Returns:
         ``(*batch, m_b, n + m_a)`` boolean tensor, at most one in a column.
     """
-    same_f = same_points(z, x)
-    same_f = same_f & (same_f.cumsum(-2) == 1)
-    copy_b, copy_a = (same_points(t, t).tril(-1).sum(-1) for t in (z, z_a))
+    copy_b = same_points(z, z).tril(-1).sum(-1)
+    same_f = same_points(z, x) & (copy_b == 0).unsqueeze(-1)
+    if z_a.size(-2) == 0:
+        return same_f
+    copy_a = same_points(z_a, z_a).tril(-1).sum(-1)
     same_a = same_points(z, z_a) & (copy_b.unsqueeze(-1) == copy_a.unsqueeze(-2))
     return torch.cat([same_f, same_a], -1)
 

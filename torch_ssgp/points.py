@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from torch_ssgp.functional import cholesky
+from torch_ssgp.functional import broadcast_matrices, cholesky
 from torch_ssgp.modules import inducing_gram
 
 # Squared partial correlation above which one point stands in for another.
 ALIKE = 0.3
+
+
+class Lost(NamedTuple):
+    """What inducing points lose where nothing is learned, in nats.
+
+    Attributes:
+        new: ``(*batch, n)``, of each new datum.
+        total: ``(*batch,)``, of all data.
+        said: ``(*batch,)``, what all data say.
+        num_data: ``()`` or ``(*batch,)``, how many they are.
+    """
+
+    new: Tensor
+    total: Tensor
+    said: Tensor
+    num_data: Tensor
 
 
 def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
@@ -66,8 +84,8 @@ def least_missed(K: Tensor, G: Tensor, capacity: int, num_kept: int) -> Tensor:
         Indices ``(*batch, capacity)``, in order.
     """
     P = torch.cholesky_inverse(cholesky(K))
-    batch = torch.broadcast_shapes(P.shape[:-2], G.shape[:-2])
-    P = P.expand(*batch, -1, -1).contiguous()
+    P = broadcast_matrices(P, G)[0].contiguous()
+    batch = P.shape[:-2]
     left = torch.arange(P.size(-1), device=P.device).expand(*batch, -1)
     gone = torch.zeros_like(left, dtype=torch.bool)
     num_left = P.size(-1)

@@ -110,7 +110,7 @@ def gradient_step(update: Update, z: Tensor) -> tuple[Objective, Callable[[], No
     objective = update.objective()
     objective.start_at(z, learn=True)
     ascent = Ascent(objective, coordinates(objective, True, True), None)
-    optimizer = torch.optim.Adam(ascent.etas)
+    optimizer = torch.optim.Adam([ascent.eta])
 
     def step() -> None:
         ascent.loss()

@@ -105,6 +105,7 @@ class Worker:
                 "PYTHONPATH": os.pathsep.join([str(path), str(SCRIPTS)]),
                 "OMP_NUM_THREADS": "1",
             },
+            cwd=path,  # the first place where Python looks
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -3,6 +3,9 @@
     python scripts/benchmark.py peers            docs/data/peers.json, docs/peers.md
     python scripts/benchmark.py peers --quick    small sizes, to see that all runs
     python scripts/benchmark.py peers --page     the page alone
+    python scripts/benchmark.py peers streams --old PATH    whole streams, by this
+        version and the one in PATH in turns, and all data at once; the rows join
+        the file
     python scripts/gpu_check.py                  the same on a GPU, printed
 
 The floor is what no sparse method avoids: one product A Aᵀ with A of M x N and one
@@ -21,15 +24,16 @@ from typing import NamedTuple
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from torch_ssgp import StreamingGP
-from workbench import bench_core
+from workbench import bench_core, bench_points
 from workbench.baselines import small_budget
+from workbench.bench_whole import whole
 from workbench.common import DOCS, new_parser, positive
 from workbench.pages import markdown, paragraphs, wrapped
+from workbench.paper_form import paper_bound
 from workbench.results import Contents, Row, header, read, write
 from workbench.uncollapsed import SVGP
 
@@ -42,6 +46,7 @@ NUM_EXACT = 400  # points of the exact GP that is conditioned
 NUM_TEST = 1000  # points of a prediction
 FANTASIES = (16, 4)  # sets, and points in each
 MANY, MANY_INDUCING = 1000, 20
+NUM_POINTS = 3000  # of a stream of single points
 
 FLOOR = "floor"
 STEP, STEP_2M = "gradient step, memory M", "gradient step, memory 2M"
@@ -51,104 +56,6 @@ FANTASY_MODEL = f"single point, get_fantasy_model at {NUM_EXACT}"
 CONDITION = "16 fantasies of 4 points"
 CONDITION_EXACT = f"16 fantasies of 4 points, get_fantasy_model at {NUM_EXACT}"
 PREDICT, PREDICT_SVGP = "1000 predictions", "1000 predictions, GPyTorch SVGP"
-
-
-# ---------------------------------------------------------------- the paper's form
-
-
-class PaperBound(nn.Module):
-    r"""The online bound of Bui, Nguyen and Turner (2017), as it is written there.
-
-    With :math:`D_a^{-1} = S_a^{-1} - K_{aa}'^{-1}`, a difference of two inverses, and
-    plain autograd,
-
-    .. math::
-        F = \log N(\hat y; 0, K_{\hat f b} K_{bb}^{-1} K_{b \hat f} + \Sigma_{\hat y})
-            - \tfrac{1}{2 \sigma^2} \mathrm{tr}(K_{ff} - Q_{ff})
-            - \tfrac12 \mathrm{tr}\, D_a^{-1} (K_{aa} - Q_{aa}) + \Delta_a,
-
-    :math:`\hat y = [y;\, D_a S_a^{-1} m_a]`, :math:`\Sigma_{\hat y}` block-diagonal
-    with :math:`\sigma^2 I` and :math:`D_a`, prior means zero.
-
-    Args:
-        kernel: Prior covariance.
-        noise: Noise variance to start from.
-        z_b: ``(m_b, d)``, where new inducing points start.
-        z_a: ``(m_a, d)``, old inducing points.
-        m_a: ``(m_a,)``, mean of the old posterior.
-        S_a: ``(m_a, m_a)``, its covariance.
-        K_old: ``(m_a, m_a)``, old prior covariance.
-        jitter: Relative jitter.
-    """
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        noise: Tensor,
-        z_b: Tensor,
-        z_a: Tensor,
-        m_a: Tensor,
-        S_a: Tensor,
-        K_old: Tensor,
-        jitter: float,
-    ) -> None:
-        super().__init__()
-        self.kernel, self.z_a, self.jitter = kernel, z_a, jitter
-        self.z_b = nn.Parameter(z_b.clone())
-        self.log_noise = nn.Parameter(noise.detach().log().squeeze())
-        S_inv = torch.cholesky_inverse(torch.linalg.cholesky(S_a))
-        K_inv = torch.cholesky_inverse(torch.linalg.cholesky(K_old))
-        self.D_inv, self.linear = S_inv - K_inv, S_inv @ m_a
-        # Of Gaussians that do not depend on anything that is learned.
-        log_dets = torch.logdet(S_a) - torch.logdet(K_old)
-        self.constant = 0.5 * (log_dets + m_a @ S_inv @ m_a)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The bound of new data."""
-        z, z_a, noise = self.z_b, self.z_a, self.log_noise.exp()
-        eye = torch.eye(len(z), dtype=z.dtype, device=z.device)
-        eye_a = torch.eye(len(z_a), dtype=z.dtype, device=z.device)
-        K_bb, K_aa = self.gram(z, z), self.gram(z_a, z_a)
-        K_bb = K_bb + self.jitter * K_bb.diagonal() * eye
-        K_aa = K_aa + self.jitter * K_aa.diagonal() * eye_a
-        L = torch.linalg.cholesky(K_bb)
-        A_f = torch.linalg.solve_triangular(L, self.gram(z, x), upper=False)
-        A_a = torch.linalg.solve_triangular(L, self.gram(z, z_a), upper=False)
-        from_old = A_a @ self.D_inv @ A_a.mT
-        L_D = torch.linalg.cholesky(eye + A_f @ A_f.mT / noise + from_old)
-        shift = A_f @ y / noise + A_a @ self.linear
-        c = torch.linalg.solve_triangular(L_D, shift.unsqueeze(-1), upper=False)
-        trace_f = self.kernel(x, diag=True).sum() - A_f.square().sum()
-        trace_a = (self.D_inv * K_aa).sum() - from_old.diagonal().sum()
-        return (
-            -0.5 * len(y) * (2 * torch.pi * noise).log()
-            - 0.5 * y.square().sum() / noise
-            + 0.5 * c.square().sum()
-            - L_D.diagonal().log().sum()
-            - 0.5 * trace_f / noise
-            - 0.5 * trace_a
-            - self.constant
-        )
-
-    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """Covariance, by GPyTorch."""
-        return self.kernel(x1, x2).to_dense()
-
-
-def paper_bound(model: StreamingGP, z: Tensor, jitter: float) -> PaperBound:
-    """The paper's bound of the next update of a model, at inducing points ``z``."""
-    summary = model.summary
-    L = summary.prior_cholesky
-    return PaperBound(
-        deepcopy(model.covar_module),
-        model.likelihood.noise,
-        z,
-        summary.inducing_points,
-        summary.mean,
-        summary.covariance,
-        L @ L.mT,
-        jitter,
-    )
 
 
 # ------------------------------------------------------------------------- the jobs
@@ -192,6 +99,21 @@ class Exact(gpytorch.models.ExactGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
+@torch.no_grad()
+def exact_model(model: StreamingGP, x: Tensor) -> Exact:
+    """An exact GP with the prior of a model, ready to be conditioned."""
+    points = _some(NUM_EXACT, x)
+    exact = Exact(points, _targets(points), model)
+    exact(_some(10, x))
+    return exact
+
+
+def exact_job(model: StreamingGP, x: Tensor) -> Job:
+    """A single point more for an exact GP."""
+    exact, one = exact_model(model, x), _some(1, x)
+    return torch.no_grad()(lambda: exact.get_fantasy_model(one, _targets(one)))
+
+
 def peers_of(m: int, n: int, device: Device) -> dict[str, Peer]:
     """All that is timed at one size."""
     state = bench_core.stream_state(m, n, (), device=device)
@@ -206,8 +128,8 @@ def peers_of(m: int, n: int, device: Device) -> dict[str, Peer]:
     paper = paper_bound(model, z, 1e-6)
     svgp = SVGP(z.cpu(), _copy(model)).to(device)
     elbo = gpytorch.mlls.VariationalELBO(svgp.likelihood, svgp, num_data=n)
-    exact = Exact(_some(NUM_EXACT, x), _targets(_some(NUM_EXACT, x)), model)
-    x_test, one, four = _some(NUM_TEST, x), _some(1, x), _some(FANTASIES[1], x)
+    exact = exact_model(model, x)
+    x_test, four = _some(NUM_TEST, x), _some(FANTASIES[1], x)
     few = _some(10, x)
     values = _targets(four).expand(*FANTASIES)
     own, single = _copy(model), _copy(finer)
@@ -221,10 +143,6 @@ def peers_of(m: int, n: int, device: Device) -> dict[str, Peer]:
     @torch.no_grad()
     def exact_fantasies() -> Tensor:
         return exact.get_fantasy_model(four, values)(few).mean
-
-    @torch.no_grad()
-    def fantasy_model() -> object:
-        return exact.get_fantasy_model(one, _targets(one))
 
     def points() -> None:
         for _ in range(per_round):
@@ -243,8 +161,6 @@ def peers_of(m: int, n: int, device: Device) -> dict[str, Peer]:
         latent = predictor(x_test)
         return latent.mean, latent.variance
 
-    with torch.no_grad():
-        exact(few)  # what conditioning starts from
     return {
         FLOOR: Peer(lambda: torch.linalg.cholesky(A @ A.mT / n + eye)),
         STEP: Peer(steps[0]),
@@ -255,7 +171,7 @@ def peers_of(m: int, n: int, device: Device) -> dict[str, Peer]:
             lambda: own.update(x, y, num_steps=0, inducing_points=z, forget=1.0)
         ),
         SINGLE: Peer(points, per_round),
-        FANTASY_MODEL: Peer(fantasy_model),
+        FANTASY_MODEL: Peer(exact_job(model, x)),
         CONDITION: Peer(fantasies),
         CONDITION_EXACT: Peer(exact_fantasies),
         PREDICT: Peer(predictions),
@@ -367,6 +283,7 @@ def rows_of(
     num_streams: int,
     repeats: int,
     device: Device = "cpu",
+    num_points: int = NUM_POINTS,
 ) -> list[Row]:
     """All rows, in one run."""
     rows: list[Row] = []
@@ -375,7 +292,10 @@ def rows_of(
             rows += size_rows(m, n, repeats, device)
         batched = bench_core.batching_row(repeats, clock_of(device), device)
         rows.append({"table": "batch", "M": 50, "N": 100, "streams": 32, **batched})
-        return rows + many_rows(num_streams, repeats, device)
+        rows += many_rows(num_streams, repeats, device)
+        model, x = bench_core.stream_state(100, 300, (), 200, device)[:2]
+        fantasy_model = exact_job(model, x)
+        return rows + bench_points.rows(fantasy_model, num_points, clock_of(device), x)
 
 
 # ------------------------------------------------------------------------- the page
@@ -446,6 +366,21 @@ def bars(rows: list[Row]) -> list[Bar]:
         if row["table"] == "many":
             text = f"{row['update of']}: a single update over one stream's share"
             found.append(at_least(text, row["single / stream"], 50))
+    by_updates = {row["updates"]: row for row in rows if row["table"] == "points"}
+    if by_updates:
+        ours, tenth = (by_updates[name] for name in bench_points.COMPARED)
+        text = f"single points, {ours['updates']}, times get_fantasy_model"
+        found.append(at_most(text, ours["times get_fantasy_model"], 0.4))
+        ratio = ours["RMSE one step ahead"] / tenth["RMSE one step ahead"]
+        found.append(at_most(f"their error, times {tenth['updates']}", ratio, 1.01))
+    whole_rows = [row for row in rows if row["table"] == "whole"]
+    for row in whole_rows:
+        text = f"{row['stream']}, M = {row['M']}, batches of {row['N']}: CPU time"
+        found.append(at_most(f"{text}, times version 0.1.0", row["times old"], 0.4))
+    if whole_rows:
+        count = sum(row["times batch"] < 1 for row in whole_rows)
+        text = "whole streams cheaper than all data at once, of 8"
+        found.append(at_least(text, count, 7))
     return found
 
 
@@ -496,7 +431,12 @@ def page(file: Contents) -> str:
             f"streams of one reading per update with {MANY_INDUCING} inducing points "
             "each, against the update of a single stream. `single / stream` is the "
             "time of a single stream's update over the share of one stream in the "
-            "batch.",
+            "batch. Then single points in the unit square, one per update, defaults "
+            "otherwise: processor time per update, learning included, in units of "
+            "`get_fantasy_model` timed in between, and the error of the mean one step "
+            "ahead, of targets with a noise of 0.1. Last, if it was run, whole streams "
+            "with defaults: processor seconds of this version, of version 0.1.0, and "
+            "of all data at once.",
             others,
             f"Of {len(reached)} bars {num_met} are met:",
             bar_table(file.rows),
@@ -510,16 +450,29 @@ def page(file: Contents) -> str:
 def main(arguments: list[str]) -> None:
     """Time all, write the file and the page."""
     parser = new_parser(__doc__)
+    parser.add_argument("what", nargs="?", choices=["streams"], help="whole streams")
+    parser.add_argument("--old", type=Path, help="folder of version 0.1.0")
+    parser.add_argument("--cases", type=positive, help="of the streams, the first ones")
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--repeats", type=positive, default=7, help="of each job (7)")
     parser.add_argument("--page", action="store_true", help="write the page alone")
     parser.add_argument("--out", type=Path, default=DOCS, help="folder (docs)")
     chosen = parser.parse_args(arguments)
     path = chosen.out / "data" / "peers.json"
-    if not chosen.page:
+    if chosen.what == "streams":
         torch.set_num_threads(1)
-        sizes, streams = (QUICK_SIZES, 5) if chosen.quick else (SIZES, MANY)
-        rows = rows_of(sizes, streams, chosen.repeats)
+        if chosen.old is None:
+            parser.error("streams needs --old, the folder of version 0.1.0")
+        file = read(path)
+        rows = whole(chosen.old, chosen.cases)
+        kept = [row for row in file.rows if row["table"] != "whole"]
+        write(path, file.header, kept + rows)
+    elif not chosen.page:
+        torch.set_num_threads(1)
+        sizes, streams, points = SIZES, MANY, NUM_POINTS
+        if chosen.quick:
+            sizes, streams, points = QUICK_SIZES, 5, 20
+        rows = rows_of(sizes, streams, chosen.repeats, num_points=points)
         write(path, header(repeats=chosen.repeats, clock="process_time"), rows)
     file = read(path)
     (chosen.out / "peers.md").write_text(page(file), encoding="utf-8")

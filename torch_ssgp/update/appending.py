@@ -17,12 +17,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
 from torch import Tensor
 
 from torch_ssgp import functional as fn
 from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.functional import Projection, PseudoObservations
-from torch_ssgp.modules import form_of, same_variables
+from torch_ssgp.kernels import Form
+from torch_ssgp.modules import form_of, inducing_gram, same_variables
+from torch_ssgp.points import Lost
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Objective
 
@@ -33,7 +37,7 @@ class Appended(NamedTuple):
     Attributes:
         past: Pseudo-observations at the inducing points of before.
         bound: ``(*batch,)``, bound on the evidence of all data seen.
-        loss: ``(*batch,)``, nats that the inducing points lose of the new data.
+        loss: ``(*batch,)``, nats that the inducing points lose of all data.
         s: ``(*batch,)``, noise scale of the rows.
     """
 
@@ -43,14 +47,82 @@ class Appended(NamedTuple):
     s: Tensor
 
 
+class Recalled(NamedTuple):
+    """The posterior of before, and what it knows of new data.
+
+    Attributes:
+        rows: The posterior as rows of a regression on its inducing points.
+        A_f: ``(*batch, m, n)``, how data depend on these, whitened.
+        k_ff: ``(*batch, n)``, prior variances of the data.
+        m_f: ``(*batch, n)``, their prior means.
+        m_b: ``(*batch, m)``, prior means at the inducing points.
+        is_same: Whether the prior is that of the summary.
+    """
+
+    rows: Projection
+    A_f: Tensor
+    k_ff: Tensor
+    m_f: Tensor
+    m_b: Tensor
+    is_same: bool
+
+
+@torch.no_grad()
+@breakdowns()
+def recall_at(
+    summary: PosteriorSummary,
+    mean: Mean,
+    kernel: Kernel | Form,
+    x: Tensor,
+    jitter: float,
+) -> Recalled:
+    """Recall the posterior of before, for new data.
+
+    The factor that the summary was stored with serves again where the prior is the
+    same: one call of the kernel, for the data and the first inducing point.
+
+    Args:
+        summary: The posterior of before.
+        mean: Prior mean.
+        kernel: Prior covariance.
+        x: ``(*batch, n, d)``, where the data are.
+        jitter: Relative jitter.
+    """
+    form = form_of(kernel)
+    z, L, m_b = (
+        t.to(x)
+        for t in (summary.inducing_points, summary.prior_cholesky, summary.prior_mean)
+    )
+    x, z = fn.broadcast_matrices(x, z)
+    K = form.gram(z, torch.cat([x, z[..., :1, :]], -2))
+    k_b, k_ff = form.variances(z), form.variances(x)
+    variance = jitter * torch.where(k_b == 0, 1.0, k_b)
+    k_bb = k_b + variance
+    m_z, m_f = mean(torch.cat([z, x], -2)).split([z.size(-2), x.size(-2)], -1)
+    column = torch.cat([k_bb[..., :1], K[..., 1:, -1]], -1)
+    is_same = _agree(
+        (column, L[..., :1, 0] * L[..., :, 0], k_b), (m_z, m_b, k_b.sqrt())
+    )
+    if not is_same:
+        L, m_b = fn.cholesky(inducing_gram(form, z, jitter).K_zz), m_z
+    # A datum at an inducing point is that variable, jitter included.
+    same = same_variables(z, x, z[..., :0, :])
+    A_f = fn.solve_lower(L, torch.where(same, k_bb.unsqueeze(-1), K[..., :-1]))
+    k_ff = k_ff + (variance.unsqueeze(-1) * same).sum(-2)
+    past = PseudoObservations(*(t.to(x) for t in summary.pseudo_observations))
+    return Recalled(fn.recall(past, L, m_b), A_f, k_ff, m_f, m_b, is_same)
+
+
 @torch.no_grad()
 @breakdowns()
 def append(
     summary: PosteriorSummary,
     objective: Objective,
     num_new: int,
-    wants_points: Callable[[Tensor, int, int], bool] | None,
+    wants_points: Callable[[Lost, int, int], bool] | None,
     num_inducing: int,
+    lost_before: Tensor | None = None,
+    recalled: Recalled | None = None,
 ) -> Appended | None:
     """The posterior of all data, where prior and inducing points stay.
 
@@ -61,6 +133,9 @@ def append(
         wants_points: Whether new data need inducing points, see
             :class:`~torch_ssgp.inducing.InducingPolicy`; ``None`` where they are given.
         num_inducing: The largest number of them.
+        lost_before: ``(*batch,)``, nats that they lose of the data before, where these
+            are remembered without that loss.
+        recalled: What :func:`recall_at` has found for these data, if it was asked.
 
     Returns:
         ``None`` if the prior differs from that of the summary, or if new data need
@@ -69,56 +144,52 @@ def append(
     y = objective.data.y
     first = y.size(-1) - num_new
     data = objective.data.narrow(first, num_new)
-    form = form_of(objective.kernel)
-    z, L, m_b = (
-        t.to(y)
-        for t in (summary.inducing_points, summary.prior_cholesky, summary.prior_mean)
+    old = recalled or recall_at(
+        summary, objective.mean, objective.kernel, data.x, objective.jitter
     )
-    # One call of the kernel: new data, and the first point, to know the prior by.
-    x, probe = fn.broadcast_matrices(data.x, z[..., :1, :])
-    z = z.expand(*x.shape[:-2], *z.shape[-2:])
-    K = form.gram(z, torch.cat([x, probe], -2))
-    k_z = form.variances(z)
-    jitter = objective.jitter * torch.where(k_z == 0, 1.0, k_z)
-    column = torch.cat([(k_z + jitter)[..., :1], K[..., 1:, -1]], -1)
-    if not (
-        _agree(column, L[..., :1, 0] * L[..., :, 0], k_z.amax())
-        and _agree(objective.mean(z), m_b, k_z.amax().sqrt())
-    ):
+    if not old.is_same:
         return None
-    # A datum at an inducing point is that variable, jitter included.
-    same = same_variables(z, x, z[..., :0, :])
-    K_bf = torch.where(same, (k_z + jitter).unsqueeze(-1), K[..., :-1])
-    k_ff = form.variances(x) + (jitter.unsqueeze(-1) * same).sum(-2)
+    past, A_f = old.rows, old.A_f
     noise, s = objective.noises()
     own = None if objective.shared_noise else noise.expand(y.shape)[..., first:]
-    weighed = fn.weigh(data.y - objective.mean(x), own, s, data.weight)
-    A_f = fn.solve_lower(L, K_bf)
-    lost = k_ff - fn.squared_norm(A_f, -2)
+    weighed = fn.weigh(data.y - old.m_f, own, s, data.weight)
+    lost = old.k_ff - fn.squared_norm(A_f, -2)
     if weighed.root is not None:
         A_f, lost = A_f * weighed.root.unsqueeze(-2), lost * weighed.root.square()
-    if wants_points is not None:
-        nats = lost / (2 * s.unsqueeze(-1))
-        if wants_points(nats, z.size(-2), num_inducing):
-            return None
-    past = PseudoObservations(*(t.to(y) for t in summary.pseudo_observations))
-    old = fn.recall(past, L, m_b)
     rows = Projection(
-        L=L,
-        A=torch.cat(fn.broadcast_matrices(old.A, A_f), -1),
-        r=torch.cat(fn.broadcast_rows(old.r, weighed.r), -1),
+        L=past.L,
+        A=torch.cat(fn.broadcast_matrices(past.A, A_f), -1),
+        r=torch.cat(fn.broadcast_rows(past.r, weighed.r), -1),
         loss=lost.sum(-1),
         rho=past.rho + weighed.rho,
         n=past.n + data.num_data,
     )
+    loss = rows.loss / (2 * s)
+    if lost_before is not None:  # with the noise of then
+        loss = loss + lost_before.to(loss) * summary.noise_scale.to(s) / s
+    if wants_points is not None:
+        # What rows say is tr K; A has all of it but what is lost.
+        said = loss + fn.squared_norm(rows.A, (-2, -1)) / (2 * s)
+        num_data = objective.past.n + (
+            y.size(-1)
+            if objective.data.weight is None
+            else (objective.data.weight > 0).sum(-1)
+        )
+        all_lost = Lost(lost / (2 * s.unsqueeze(-1)), loss, said, num_data)
+        if wants_points(all_lost, summary.num_inducing, num_inducing):
+            return None
     rows = fn.compress(rows)
-    bound, past = fn.evidence(rows, s), fn.absorb(rows, m_b)
-    if not bool(torch.isfinite(bound).all() & torch.isfinite(past.U).all()):
+    bound, now = fn.evidence(rows, s), fn.absorb(rows, old.m_b)
+    if not bool(torch.isfinite(bound.sum() + now.U.sum())):
         raise Breakdown("the new posterior is not finite")
-    return Appended(past, bound, rows.loss / (2 * s), s)
+    return Appended(now, bound, loss, s)
 
 
-def _agree(now: Tensor, then: Tensor, scale: Tensor) -> bool:
-    """Whether two values differ by rounding alone."""
-    tolerance = min(1e6 * torch.finfo(now.dtype).eps, 1e-6)
-    return bool(((now - then).abs() <= tolerance * scale).all())
+def _agree(*pairs: tuple[Tensor, Tensor, Tensor]) -> bool:
+    """Whether values and those of before differ by rounding alone, on their scale."""
+    tolerance = min(1e6 * torch.finfo(pairs[0][0].dtype).eps, 1e-6)
+    close = (
+        ((now - then).abs() <= tolerance * scale.amax()).all()
+        for now, then, scale in pairs
+    )
+    return bool(torch.stack(list(close)).all())

@@ -43,19 +43,12 @@ class Ascended(NamedTuple):
     status: Status = Status.OK
 
 
-def choose(condition: Tensor, eta: Tensor, other: Tensor) -> Tensor:
-    """``eta`` of the streams for which ``condition`` holds, else ``other``."""
-    return torch.where(
-        condition.reshape(condition.shape + (1,) * (eta.ndim - condition.ndim)),
-        eta,
-        other,
-    )
-
-
 class Ascent:
     """Evaluates the objective at the present ``eta`` and remembers the best.
 
-    Streams that share no variable are independent: each has a best of its own.
+    All variables are one tensor for the optimiser, ``(*batch, k)``: a step then costs
+    the same few operations however many they are. Streams that share no variable are
+    independent: each has a best of its own.
     """
 
     def __init__(
@@ -66,23 +59,41 @@ class Ascent:
         trust_region: float | None = None,
     ) -> None:
         self.objective, self.variables, self.callback = objective, variables, callback
-        self.etas = [v.eta for v in variables]
         self.num_data = float(objective.num_data.max())
         self.trust_region = trust_region
         self.tied = [  # variables with a logarithm, and where it was
-            (v.eta, v.to_log, v.to_log(v.eta).detach().clone())
-            for v in variables
+            (i, v.to_log, v.to_log(v.eta).detach().clone())
+            for i, v in enumerate(variables)
             if v.to_log is not None
         ]
         batch = objective.batch_shape
         independent = not objective.coupled and all(
-            eta.shape[: len(batch)] == batch for eta in self.etas
+            v.eta.shape[: len(batch)] == batch for v in variables
         )
         self.batch = batch if independent else torch.Size()
-        self.best_etas = [eta.detach().clone() for eta in self.etas]
+        self.eta = self._joined([v.eta for v in variables]).requires_grad_()
+        self.best_eta = self.eta.detach().clone()
+        self.floor = self._joined(
+            [
+                torch.full_like(v.eta, -torch.inf)
+                if v.floor is None
+                else v.floor.expand(v.eta.shape)
+                for v in variables
+            ]
+        )
         self.trace: list[Tensor] = []
         self.best: list[Tensor] = []
         self.window = 0  # where the present search for a plateau began
+
+    def _joined(self, values: list[Tensor]) -> Tensor:
+        """One value for each variable, as one tensor."""
+        return torch.cat([v.detach().reshape(*self.batch, -1) for v in values], -1)
+
+    def _apart(self, eta: Tensor) -> list[Tensor]:
+        """The inverse: one tensor for each variable."""
+        shapes, count = [v.eta.shape for v in self.variables], self.batch.numel()
+        parts = eta.split([shape.numel() // count for shape in shapes], -1)
+        return [part.reshape(s) for part, s in zip(parts, shapes, strict=True)]
 
     def leash(self) -> Tensor | float:
         r"""Cost of leaving the trust region :math:`\tau`, in nats.
@@ -92,8 +103,8 @@ class Ascent:
         if self.trust_region is None:
             return 0.0
         moves = [
-            sum_over((to_log(eta) - old).square(), len(self.batch))
-            for eta, to_log, old in self.tied
+            sum_over((to_log(self.parts[i]) - old).square(), len(self.batch))
+            for i, to_log, old in self.tied
         ]
         return 0.5 * sum(moves) / self.trust_region**2
 
@@ -104,13 +115,14 @@ class Ascent:
         return (sum_over(total, len(self.batch)) - self.leash()) / num_sharing
 
     def loss(self, needs_gradient: bool = True) -> Tensor:
-        """Negative score per datum; leaves its gradient in every ``eta``."""
-        raws = [v.to_parameter(v.eta) for v in self.variables]
+        """Negative score per datum; leaves its gradient in ``eta``."""
+        self.eta.grad, self.parts = None, self._apart(self.eta)
+        pairs = zip(self.variables, self.parts, strict=True)
+        raws = [variable.to_parameter(part) for variable, part in pairs]
         with torch.no_grad():
             for variable, raw in zip(self.variables, raws, strict=True):
                 variable.parameter.copy_(raw)
                 variable.parameter.grad = None
-                variable.eta.grad = None
         with torch.set_grad_enabled(needs_gradient):
             score = self.score()
         loss = -score.sum() / self.num_data
@@ -129,8 +141,8 @@ class Ascent:
         self.last = score
         previous = self.best[-1] if self.best else torch.full_like(score, -torch.inf)
         better = (score > previous) & torch.isfinite(score)
-        for best, eta in zip(self.best_etas, self.etas, strict=True):
-            best.copy_(choose(better, eta.detach(), best))
+        now = self.eta.detach()
+        self.best_eta = torch.where(better.unsqueeze(-1), now, self.best_eta)
         self.best.append(torch.where(better, score, previous))
 
     def report(self) -> None:
@@ -146,8 +158,9 @@ class Ascent:
     @torch.no_grad()
     def restore_best(self) -> None:
         """Leave the best iterate in the parameters."""
-        for variable, eta in zip(self.variables, self.best_etas, strict=True):
-            variable.move(eta)
+        parts = self._apart(self.best_eta)
+        for variable, eta in zip(self.variables, parts, strict=True):
+            variable.parameter.copy_(variable.to_parameter(eta))
 
     def plateau(self) -> bool:
         """Whether the last steps gained next to nothing.
@@ -172,8 +185,7 @@ class Ascent:
     @torch.no_grad()
     def go_back(self) -> None:
         """Return the optimiser to the best point."""
-        for eta, best in zip(self.etas, self.best_etas, strict=True):
-            eta.copy_(best)
+        self.eta.copy_(self.best_eta)
 
     @property
     def tolerance(self) -> float:
@@ -182,7 +194,7 @@ class Ascent:
 
     def is_finite(self) -> bool:
         """Whether the optimiser can continue from where it is."""
-        return bool(torch.stack([torch.isfinite(e).all() for e in self.etas]).all())
+        return bool(torch.isfinite(self.eta).all())
 
 
 def maximize(
@@ -232,7 +244,7 @@ def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:
     """Adam; where steps were too long to gain anything, it retries shorter ones."""
     step = 0
     for rate in (lr, *(lr * factor for factor in SHORTER)):
-        optimizer = torch.optim.Adam(ascent.etas, lr=rate)
+        optimizer = torch.optim.Adam([ascent.eta], lr=rate, fused=ascent.eta.is_cpu)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
             optimizer, num_steps - step, eta_min=0.1 * rate
         )
@@ -243,9 +255,7 @@ def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:
             optimizer.step()
             schedule.step()
             with torch.no_grad():
-                for variable in ascent.variables:
-                    if variable.floor is not None:
-                        variable.eta.clamp_(min=variable.floor)
+                ascent.eta.clamp_(min=ascent.floor)
             ascent.loss(needs_gradient=step < num_steps)
             ascent.report()
             if step % CHECK_EVERY == 0 and ascent.plateau():
@@ -276,7 +286,7 @@ def _lbfgs(ascent: Ascent, num_steps: int, lr: float) -> bool:
         ascent.objective.new_round()
         num_before = len(ascent.trace)
         optimizer = torch.optim.LBFGS(
-            ascent.etas,
+            [ascent.eta],
             lr=lr,
             max_iter=num_iterations,
             max_eval=max_eval,
@@ -285,7 +295,7 @@ def _lbfgs(ascent: Ascent, num_steps: int, lr: float) -> bool:
         )
         optimizer.step(closure)
         ascent.last = ascent.best[-1]  # a line search may end with a look too far
-        state = optimizer.state[ascent.etas[0]]
+        state = optimizer.state[ascent.eta]
         if ascent.objective.round_length is None:
             return state["n_iter"] < num_iterations and state["func_evals"] < max_eval
         gain = (ascent.trace[-1] - ascent.trace[num_before]).sum()

@@ -32,14 +32,10 @@ class Choice(NamedTuple):
 
     def candidates(self, objective: Objective) -> Candidates:
         """Where inducing points may lie, and what relies on them."""
-        summary, x = self.summary, objective.data.x
-        z_a = x[..., :0, :]
-        if not summary.is_empty:
-            z_a = summary.inducing_points.detach().to(x)
-            z_a = z_a.expand(*x.shape[:-2], *z_a.shape[-2:])
+        x = objective.data.x
         return Candidates(
             kernel=objective.kernel,
-            z_a=z_a,
+            z_a=self.points_of_before(x),
             z_s=objective.z_a,
             past=objective.past,
             x=x,
@@ -47,9 +43,16 @@ class Choice(NamedTuple):
             s=objective.noises()[1],
             jitter=objective.jitter,
             num_inducing=self.limits.num_inducing,
-            num_updates=int(summary.num_updates),
+            num_updates=int(self.summary.num_updates),
             num_new=self.num_new,
         )
+
+    def points_of_before(self, x: Tensor) -> Tensor:
+        """Inducing points of before, ``(*batch, m_a, d)``, perhaps none."""
+        if self.summary.is_empty:
+            return x[..., :0, :]
+        z_a = self.summary.inducing_points.detach().to(x)
+        return z_a.expand(*x.shape[:-2], *z_a.shape[-2:])
 
     @breakdowns()
     def choose(self, objective: Objective, *, anew: bool) -> Tensor:

@@ -24,7 +24,7 @@ class Coordinate(NamedTuple):
 
     Attributes:
         parameter: What the modules read.
-        eta: What the optimiser moves.
+        eta: What the optimiser moves, where it starts.
         to_parameter: ``parameter = to_parameter(eta)``.
         floor: Smallest value of ``eta``, below which gradients would vanish.
         to_log: The logarithm of the hyperparameter, up to a unit, as a function of
@@ -36,11 +36,6 @@ class Coordinate(NamedTuple):
     to_parameter: Callable[[Tensor], Tensor]
     floor: Tensor | None = None
     to_log: Callable[[Tensor], Tensor] | None = None
-
-    def move(self, eta: Tensor) -> None:
-        """Set the variable, and the parameter with it."""
-        self.eta.copy_(eta)
-        self.parameter.copy_(self.to_parameter(eta))
 
 
 def coordinates(
@@ -66,7 +61,7 @@ def coordinates(
         result.append(
             Coordinate(z, torch.zeros_like(start), lambda eta: start + spacing * eta)
         )
-    return [c._replace(eta=c.eta.requires_grad_()) for c in result]
+    return result
 
 
 def _spacing(z: Tensor, x: Tensor) -> Tensor:
@@ -99,7 +94,7 @@ def _hyperparameters(module: Module, objective: Objective) -> list[Coordinate]:
             continue
         raw = parameter.detach().clone()
         if _is_positive(constraint):
-            unit = torch.ones_like(raw)
+            unit = None
             if id(parameter) in periods:
                 length = constraint.transform(raw)
                 unit = (length / _extent(objective)).clamp_max(1)
@@ -136,16 +131,20 @@ def _extent(objective: Objective) -> Tensor:
 
 
 def _log_coordinate(
-    parameter: nn.Parameter, constraint: GreaterThan, unit: Tensor
+    parameter: nn.Parameter, constraint: GreaterThan, unit: Tensor | None
 ) -> Coordinate:
     # The logarithm of the value, not of its distance to the bound: the gradient does
     # not vanish there, so a parameter at a bound can leave it again.
-    floor = (constraint.lower_bound * 1.01).clamp_min(TINY).log() / unit
-    eta = (constraint.transform(parameter.detach()).log() / unit).maximum(floor)
+    floor = (constraint.lower_bound * 1.01).clamp_min(TINY).log()
+    eta = constraint.transform(parameter.detach()).log()
+    if unit is not None:
+        floor, eta = floor / unit, eta / unit
+    eta = eta.maximum(floor)
 
     def to_parameter(eta: Tensor) -> Tensor:
         # A line search may look below the floor, where the inverse has no value.
-        value = (unit * torch.where(eta < floor, floor, eta)).exp()
+        value = eta.clamp(min=floor)
+        value = (value if unit is None else unit * value).exp()
         return constraint.inverse_transform(value)
 
     return Coordinate(parameter, eta, to_parameter, floor, to_log=lambda eta: eta)

@@ -44,17 +44,16 @@ from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
 from torch_ssgp.compression import first_of_each, older_half
 from torch_ssgp.exceptions import Breakdown, breakdowns
-from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.kernels import Form
 from torch_ssgp.memory import Data, Memory, extremes
 from torch_ssgp.modules import (
     form_of,
-    inducing_gram,
     least_noise,
     observation_noise,
 )
 from torch_ssgp.points import evenly
 from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.update.appending import Recalled, recall_at
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Limits
@@ -127,6 +126,7 @@ def judge(
     data: Data,
     jitter: float,
     powers_tried: tuple[float, ...] = POWERS,
+    recalled: Recalled | None = None,
 ) -> Judgement | None:
     """Predict new data from the past, raised to each of a few powers.
 
@@ -136,50 +136,48 @@ def judge(
         data: New data.
         jitter: Relative jitter.
         powers_tried: The powers, 1 last.
+        recalled: What :func:`~torch_ssgp.update.appending.recall_at` found for them.
 
     Returns:
         ``None`` if there is no past, or no new data.
     """
     if summary.is_empty or data.y.size(-1) == 0:
         return None
-    keep, _ = first_of_each(data.x)  # copies of an input are one witness
-    keep = keep[evenly(keep.unsqueeze(-1), min(MAX_DATA, len(keep)))]
-    noise = None if data.noise is None else data.noise[..., keep]
-    seen = None if data.seen is None else data.seen[..., keep]
-    data = Data(data.x[..., keep, :], data.y[..., keep], noise)
-    form = form_of(prior.kernel)
-    z, y = summary.inducing_points.to(data.x), data.y
-    z = z.expand(*data.x.shape[:-2], *z.shape[-2:])
-    past = PseudoObservations(*(t.to(y) for t in summary.pseudo_observations))
-    gaussian = likelihoods.is_gaussian(prior.likelihood)
-    s = torch.ones_like(past.rho)
+    form, seen = form_of(prior.kernel), data.seen
+    recalled = recalled or recall_at(summary, prior.mean, form, data.x, jitter)
+    rows, A_f, k_ff, m_f, _, _ = recalled
+    if data.y.size(-1) > 1:
+        keep, _ = first_of_each(data.x)  # copies of an input are one witness
+        keep = keep[evenly(keep.unsqueeze(-1), min(MAX_DATA, len(keep)))]
+        noise = None if data.noise is None else data.noise[..., keep]
+        seen = None if seen is None else seen[..., keep]
+        data = Data(data.x[..., keep, :], data.y[..., keep], noise)
+        A_f, k_ff, m_f = (t[..., keep] for t in (A_f, k_ff, m_f))
+    y, gaussian = data.y, likelihoods.is_gaussian(prior.likelihood)
+    s = torch.ones_like(rows.rho)
     if bool(summary.shared_noise):
-        s = prior.likelihood.noise.squeeze(-1).expand(past.rho.shape)
-    K_zz, K_zf, _ = inducing_gram(form, z, jitter, data.x)
-    L = fn.cholesky(K_zz)
-    A_f = fn.solve_lower(L, K_zf)
-    rows = fn.recall(past, L, prior.mean(z))
+        s = prior.likelihood.noise.squeeze(-1).expand(rows.rho.shape)
     scale = s[..., None, None]
     known = rows.A @ rows.A.mT / scale
     if not bool(torch.isfinite(known).all()):
         raise Breakdown("the posterior is not finite")
-    powers = torch.tensor(powers_tried, dtype=y.dtype, device=y.device)
-    each = powers[:, None, None]
-    eye = torch.eye(known.size(-1), dtype=y.dtype, device=y.device)
-    L_D = fn.cholesky(eye + each * known.unsqueeze(-3))  # (*batch, q, m, m)
-    b = each * (rows.A @ rows.r.unsqueeze(-1) / scale).unsqueeze(-3)
-    A_q = A_f.unsqueeze(-3).expand(*b.shape[:-2], *A_f.shape[-2:])
-    solved = fn.solve_lower(L_D, torch.cat([A_q, b], -1))
-    B, c = solved[..., :-1], solved[..., -1:]
-    mean = prior.mean(data.x).unsqueeze(-2) + (B.mT @ c).squeeze(-1)  # (*batch, q, n)
-    k_ff = form.variances(data.x).unsqueeze(-2)
+    # known = Q E Qᵀ, so that of all powers D = I + λ known = Q (I + λ E) Qᵀ.
+    E, Q = torch.linalg.eigh(known)
+    powers = torch.tensor(powers_tried, dtype=y.dtype, device=y.device).unsqueeze(-1)
+    D = 1 + powers * E.clamp_min(0).unsqueeze(-2)  # (*batch, q, m)
+    h = (Q.mT @ (rows.A @ rows.r.unsqueeze(-1) / scale)).mT
+    QA_f = Q.mT @ A_f
+    B = QA_f.unsqueeze(-3) / D.sqrt().unsqueeze(-1)  # (*batch, q, m, n)
+    mean = m_f.unsqueeze(-2) + (powers * h / D) @ QA_f  # (*batch, q, n)
+    k_ff = k_ff.unsqueeze(-2)
     known_before = fn.squared_norm(A_f, -2).unsqueeze(-2)
     variance = k_ff - known_before + fn.squared_norm(B, -2)
     if gaussian:
         sigma2 = observation_noise(prior.likelihood, data.noise).expand(y.shape)
         # (*batch, q, n, n); no datum is used to predict itself or those before it.
-        K_ff = (form.gram(data.x, data.x) - A_f.mT @ A_f).unsqueeze(-3)
-        C = K_ff + B.mT @ B
+        C = B.mT @ B
+        if y.size(-1) > 1:
+            C = C + (form.gram(data.x, data.x) - A_f.mT @ A_f).unsqueeze(-3)
         diagonal = variance.clamp_min(0) + sigma2.unsqueeze(-2)
         if seen is not None:  # what is missing is known, and correlated with nothing
             both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
@@ -451,6 +449,7 @@ class Judged(NamedTuple):
         surprise: ``(*batch,)``, nats per datum below what the model expected.
         is_surprising: ``(*batch,)``, whether that is more than chance.
         clock: The input along which the older half of the past is to be dropped.
+        recalled: The posterior of before, for the new data.
     """
 
     power: float | Tensor
@@ -462,6 +461,7 @@ class Judged(NamedTuple):
     surprise: Tensor
     is_surprising: Tensor
     clock: Clock | None = None
+    recalled: Recalled | None = None
 
     @classmethod
     def of(
@@ -478,19 +478,34 @@ class Judged(NamedTuple):
         if is_auto and is_large and ticking(memory, data) is not None:
             is_auto = False  # the next piece of a map, which wants its whole range
         power: float | Tensor = options.power
-        judgement = None
+        judgement = recalled = None
         if is_auto or options.learns_when_due:
             with suppress(Breakdown):  # what cannot be predicted says nothing
                 powers = POWERS if is_auto else (0.0, 1.0)
+                mean, kernel, _ = known.frozen
+                if not known.summary.is_empty and y.size(-1):
+                    recalled = recall_at(
+                        known.summary, mean, kernel, data.x, limits.jitter
+                    )
                 judgement = judge(
-                    known.frozen, known.summary, data, limits.jitter, powers
+                    known.frozen, known.summary, data, limits.jitter, powers, recalled
                 )
         if judgement is None:
             return cls(power, none, drifts, memory.doubt, 0.0, 0.0, nothing, none)
         surprise, is_surprising = judgement.surprise, judgement.is_surprising
         if not is_auto:
             doubt = memory.doubt.to(y)
-            return cls(power, none, drifts, doubt, 0.0, 0.0, surprise, is_surprising)
+            return cls(
+                power,
+                none,
+                drifts,
+                doubt,
+                0.0,
+                0.0,
+                surprise,
+                is_surprising,
+                recalled=recalled,
+            )
         odds, doubt = options.change_odds, memory.doubt.to(y)
         is_old = bool((of_beginning(doubt) > WITNESS).any())  # doubt of before
         drifted = drifts
@@ -525,6 +540,7 @@ class Judged(NamedTuple):
             surprise,
             is_surprising,
             clock,
+            recalled,
         )
 
     @property

@@ -240,14 +240,18 @@ class Objective(nn.Module, ABC):
         """
         batch = self.batch_shape
         total: Tensor | float = 0.0
-        for module in (self.mean, self.kernel, self.likelihood):
-            for _, owner, prior, closure, _ in module.named_priors():
-                density = prior.log_prob(closure(owner))
-                if density.shape[: len(batch)] == batch:
-                    total = total + sum_over(density, len(batch))
-                else:
-                    total = total + density.sum() / batch.numel()
+        for _, owner, prior, closure, _ in self.named_priors:
+            density = prior.log_prob(closure(owner))
+            if density.shape[: len(batch)] == batch:
+                total = total + sum_over(density, len(batch))
+            else:
+                total = total + density.sum() / batch.numel()
         return total
+
+    @cached_property
+    def named_priors(self) -> list[tuple]:
+        """Those of all modules, as GPyTorch names them."""
+        return [each for m in self.modules_of_prior for each in m.named_priors()]
 
 
 def sum_over(values: Tensor, num_kept: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_ssgp.update.ascent import choose
 from torch_ssgp.update.objective import Objective
 
 
@@ -44,3 +43,9 @@ def _padded(z: Tensor, count: int) -> Tensor:
     """``count`` points: copies of the first fill up, and change nothing."""
     more = z[..., :1, :].expand(*z.shape[:-2], count - z.size(-2), z.size(-1))
     return torch.cat([z, more], -2)
+
+
+def choose(condition: Tensor, value: Tensor, other: Tensor) -> Tensor:
+    """``value`` of the streams for which ``condition`` holds, else ``other``."""
+    shape = condition.shape + (1,) * (value.ndim - condition.ndim)
+    return torch.where(condition.reshape(shape), value, other)

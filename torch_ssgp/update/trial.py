@@ -179,6 +179,8 @@ def summary_of_past(together: Update, learned: Learned) -> PosteriorSummary:
         g=past.g,
         residual=past.rho,
         num_data=past.n,
+        prior_mean=m_b,
+        prior_cholesky=rows.L,
         shared_noise=learned.summary["shared_noise"],
     )
     return summary

@@ -199,18 +199,26 @@ class Update:
         if objective.revises or (self.is_finer and self.compresses(objective)):
             return None
         wants_points = policy.wants_points if z is None else None
-        added = append(summary, objective, num_new, wants_points, limits.num_inducing)
+        added = append(
+            summary,
+            objective,
+            num_new,
+            wants_points,
+            limits.num_inducing,
+            # Of a memory that is not finer, what was lost before is part of the rows.
+            self.known.memory.lost if self.is_finer else None,
+            self.judged.recalled,
+        )
         if added is None:
             return None
         rows, raw = Rows(objective.z_a, objective.past), objective.data
-        loss = self.known.memory.lost.to(added.loss) + added.loss
+        loss = added.loss
         noise = None if limits.shared_noise else objective.noises()[0]
         sites = GaussianData(raw.y, noise, torch.zeros_like(added.loss))
         sites = sites._replace(noise=objective.remembered_noise(sites))
         if not self.is_finer:
             rows = Rows(summary.inducing_points, added.past)
             raw, sites = no_raw_data(raw)
-            loss = added.loss  # what was lost before is part of the rows
         return Learned.of(
             prior=objective.modules_of_prior,
             summary={
@@ -411,7 +419,7 @@ class Update:
                 memory_loss = lost if self.is_finer else memory_loss
             raw, sites = no_raw_data(raw)
         shared_noise = self.limits.shared_noise
-        old = self.points.candidates(objective).z_a
+        old = self.points.points_of_before(objective.data.x)
         return Learned.of(
             prior=objective.modules_of_prior,
             summary={
