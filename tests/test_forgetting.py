@@ -18,6 +18,7 @@ from torch_ssgp import StreamingGP, UpdateOptions, branch
 from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.memory import Data
 from torch_ssgp.update import ascent
+from torch_ssgp.update.clock import outgrown
 from torch_ssgp.update.forgetting import (
     ANEW,
     OUTLIER,
@@ -30,7 +31,6 @@ from torch_ssgp.update.forgetting import (
     decide,
     fading,
     judge,
-    outgrown,
 )
 
 Function = Callable[[Tensor], Tensor]

@@ -16,7 +16,8 @@ not counted, or large batches would be full of false alarms. One datum adds at m
 outlier is none. Data of which the past says little, as in a new range of inputs, are
 not heard: they cannot contradict it. Nor is a time axis that comes in pieces of more
 data than there are inducing points: a map that is filled in piece by piece wants its
-whole range, and what a starved model blurs is no change.
+whole range, and what a starved model blurs is no change. A time axis in smaller pieces
+may outgrow the model, see ``clock.py``.
 
 Data that are far too good to be true speak for a change as well, though no power of the
 past explains them: a scale that fell by orders of magnitude hides everything that comes
@@ -37,14 +38,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
-from torch_ssgp.compression import first_of_each, older_half
+from torch_ssgp.compression import first_of_each
 from torch_ssgp.exceptions import Breakdown, breakdowns
-from torch_ssgp.kernels import Form
 from torch_ssgp.memory import Data, Memory, extremes
 from torch_ssgp.modules import (
     form_of,
@@ -54,6 +53,7 @@ from torch_ssgp.modules import (
 from torch_ssgp.points import evenly
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.appending import Recalled, recall_at
+from torch_ssgp.update.clock import Clock, outgrown, ticking
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Limits
@@ -66,10 +66,7 @@ OUTLIER = 4.6  # nats by which one datum may speak for a change: one in a hundre
 WITNESS = 2.3  # nats of doubt that make data part of what may have begun
 MAX_DATA = 256  # new data that are looked at, evenly spread over the batch
 SURPRISING = 4.0  # standard deviations of the misfit that call for learning
-STARVED = 0.01  # nats per datum that inducing points lose when a stream outgrew them
 FOLLOWED = 0.5  # share of the variance of new data that is known where one follows
-UNRELATED = 0.01  # correlation below which the past says nothing about new data
-TICKS = 4  # data in order that make an input a clock
 LIKELY = math.log(2)  # nats for a drift that make it go on: it is likelier than not
 FADING = 0.9  # what is left of old evidence for a drift after an update
 
@@ -363,77 +360,6 @@ def has_all_classes(memory: Memory, data: Data, count: int) -> Tensor:
     old = old.narrow(memory.num_raw - num_old, num_old)
     recent = extremes(extremes(data.y[..., :0], old).to(data.y), data)
     return (recent == extremes(memory.extremes.to(data.y), data)).all(-1)
-
-
-class Clock(NamedTuple):
-    """An input that grows with every datum, or falls: time.
-
-    Attributes:
-        dim: Which of the inputs.
-        sign: Whether it grows (1) or falls (-1).
-    """
-
-    dim: int
-    sign: int
-
-
-def outgrown(
-    kernel: Kernel | Form,
-    memory: Memory,
-    data: Data,
-    is_followed: Tensor,
-) -> Clock | None:
-    """The clock of a stream that has outgrown its inducing points, if it has one.
-
-    Points that have to cover all of a time axis blur what is recent. A stream that is
-    followed, each datum being predicted from those just before it, lets go of its
-    oldest stretch, provided that it says nothing about the new data.
-
-    Args:
-        kernel: Prior covariance.
-        memory: What is remembered.
-        data: New data.
-        is_followed: ``(*batch,)``, whether much was known of them before.
-    """
-    if int(memory.base_key):  # a branch does not mix what is kept apart
-        return None
-    lost = memory.lost / memory.num_data
-    old = memory.compressed.points
-    if not bool(((lost > STARVED) & is_followed).any()) or old.size(-2) < 2:
-        return None
-    clock = ticking(memory, data)
-    if clock is None:
-        return None
-    x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
-    return None if _is_related(kernel, older_half(old, *clock), x) else clock
-
-
-def ticking(memory: Memory, data: Data) -> Clock | None:
-    """The input that has grown with every datum of late, or fallen, if there is one.
-
-    Args:
-        memory: What is remembered.
-        data: New data.
-    """
-    old = memory.compressed.points.to(data.x)
-    x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
-    if x.size(-2) < TICKS:
-        return None
-    for sign in (1, -1):
-        grows = (sign * x.diff(dim=-2)).amin(-2) > 0
-        if old.size(-2):
-            grows = grows & (sign * x[..., 0, :] >= (sign * old).amax(-2))
-        grows = grows.reshape(-1, x.size(-1)).all(0)
-        if bool(grows.any()):
-            return Clock(int(grows.int().argmax()), sign)
-    return None
-
-
-def _is_related(kernel: Kernel | Form, old: Tensor, x: Tensor) -> bool:
-    """Whether the function at old points says anything about that at ``x``."""
-    form, old = form_of(kernel), old.to(x)
-    variances = form.variances(old).unsqueeze(-1) * form.variances(x).unsqueeze(-2)
-    return bool((form.gram(old, x).square() > UNRELATED**2 * variances).any())
 
 
 class Judged(NamedTuple):

@@ -1,0 +1,90 @@
+"""A time axis that grows past the inducing points: old stretches are dropped."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from torch_ssgp import functional as fn
+from torch_ssgp.compression import older_half
+from torch_ssgp.kernels import Form
+from torch_ssgp.memory import Data, Memory
+from torch_ssgp.modules import form_of
+
+STARVED = 0.01  # nats per datum that inducing points lose when a stream outgrew them
+UNRELATED = 0.01  # correlation below which the past says nothing about new data
+TICKS = 4  # data in order that make an input a clock
+
+
+class Clock(NamedTuple):
+    """An input that grows with every datum, or falls: time.
+
+    Attributes:
+        dim: Which of the inputs.
+        sign: Whether it grows (1) or falls (-1).
+    """
+
+    dim: int
+    sign: int
+
+
+def outgrown(
+    kernel: Kernel | Form,
+    memory: Memory,
+    data: Data,
+    is_followed: Tensor,
+) -> Clock | None:
+    """The clock of a stream that has outgrown its inducing points, if it has one.
+
+    Points that have to cover all of a time axis blur what is recent. A stream that is
+    followed, each datum being predicted from those just before it, lets go of its
+    oldest stretch, provided that it says nothing about the new data.
+
+    Args:
+        kernel: Prior covariance.
+        memory: What is remembered.
+        data: New data.
+        is_followed: ``(*batch,)``, whether much was known of them before.
+    """
+    if int(memory.base_key):  # a branch does not mix what is kept apart
+        return None
+    lost = memory.lost / memory.num_data
+    old = memory.compressed.points
+    if not bool(((lost > STARVED) & is_followed).any()) or old.size(-2) < 2:
+        return None
+    clock = ticking(memory, data)
+    if clock is None:
+        return None
+    x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
+    return None if _is_related(kernel, older_half(old, *clock), x) else clock
+
+
+def ticking(memory: Memory, data: Data) -> Clock | None:
+    """The input that has grown with every datum of late, or fallen, if there is one.
+
+    Args:
+        memory: What is remembered.
+        data: New data.
+    """
+    old = memory.compressed.points.to(data.x)
+    x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
+    if x.size(-2) < TICKS:
+        return None
+    for sign in (1, -1):
+        grows = (sign * x.diff(dim=-2)).amin(-2) > 0
+        if old.size(-2):
+            grows = grows & (sign * x[..., 0, :] >= (sign * old).amax(-2))
+        grows = grows.reshape(-1, x.size(-1)).all(0)
+        if bool(grows.any()):
+            return Clock(int(grows.int().argmax()), sign)
+    return None
+
+
+def _is_related(kernel: Kernel | Form, old: Tensor, x: Tensor) -> bool:
+    """Whether the function at old points says anything about that at ``x``."""
+    form, old = form_of(kernel), old.to(x)
+    variances = form.variances(old).unsqueeze(-1) * form.variances(x).unsqueeze(-2)
+    return bool((form.gram(old, x).square() > UNRELATED**2 * variances).any())
