@@ -404,11 +404,10 @@ class AdaptiveBudget(InducingPolicy):
 
     def wants_points(self, lost: Lost, num_now: int, budget: int) -> bool:
         """Whether a new datum needs a point, or all together and there is room."""
-        if num_now >= (self.max_inducing or budget):
-            return bool((lost.new > NEEDED).any())
-        is_more = (lost.new.mean(-1) > self.tolerance).any()
-        is_much = lost.total > self.tolerance * lost.said.minimum(lost.num_data)
-        return bool((lost.new > NEEDED).any() | (is_more & is_much.any()))
+        enough = self.tolerance * lost.said.minimum(lost.num_data)
+        is_much = (lost.total > enough) & (lost.new.mean(-1) > self.tolerance)
+        has_room = num_now < (self.max_inducing or budget)
+        return bool((lost.new > NEEDED).any() | (has_room & is_much.any()))
 
     def extend(self, candidates: Candidates) -> Tensor:
         """The points of before, and what new data need beside them.

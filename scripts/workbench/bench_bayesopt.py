@@ -401,7 +401,7 @@ def run(
     now = table.header["torch_ssgp"]
 
     def stale(row: Row) -> bool:
-        fixed = row["version"] == now or row["method"] in (EXACT, RANDOM)
+        fixed = row["version"] == now or row.get("method") in (EXACT, RANDOM)
         return row["table"] in tables and (again or not fixed)
 
     table.drop(stale)
