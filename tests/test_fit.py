@@ -61,9 +61,8 @@ def test_a_constant_mean_follows_a_stream_that_left_it_far_behind():
     for _ in range(5):
         gp.update(x, y, num_steps=20, forget=0.1)
         distances.append(abs(gp.mean_module.constant.item()))
-    # A fresh start may begin anywhere; from there nearer in every update.
-    assert all(b < a for a, b in itertools.pairwise(distances))
-    assert distances[-1] < 200
+    assert distances[0] < 1000  # where a fresh start begins, among what was seen
+    assert all(b < 0.5 * a for a, b in itertools.pairwise(distances))
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -204,7 +203,7 @@ def test_every_step_counts():
     steps = []
     result = gp.update(
         x,
-        2 * y,
+        1.2 * y,  # more would be a change, and warned of
         num_steps=1,
         forget=1.0,
         callback=lambda step, bound: steps.append((step, bound)),

@@ -10,7 +10,9 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import NormalPrior
 
 from torch_ssgp import StreamingGP
+from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.update.initialization import initialize_from_data
+from torch_ssgp.update.objective import known_values
 
 
 def modules(kernel=None, **options):
@@ -91,3 +93,17 @@ def test_a_constant_with_a_prior_starts_where_it_is(likelihood):
         gp.update(x, y, num_steps=1, lr=1e-6)
         constants.append(mean.constant.item())
     assert constants[0] > 1 and abs(constants[1]) < 0.01
+
+
+def test_values_that_a_memory_starts_from_lie_among_what_it_has_seen():
+    """Rows that hardly tell two points apart say what both have in common."""
+    z = torch.tensor([[0.0], [1.0], [2.0]]).double()
+    U = torch.tensor([[3.0, 3.0, 0.0], [0.0, 0.01, 0.0], [0.0, 0.0, 4.0]]).double()
+    zero = torch.zeros(()).double()
+    exact = U @ torch.tensor([5.0, 5.0, 6.0]).double()
+    _, a = known_values(z, PseudoObservations(U, exact, zero, zero))
+    wanted = a.new_tensor([5.0, 5.0, 6.0])
+    torch.testing.assert_close(a.sort().values, wanted, atol=1e-5, rtol=0)
+    off = exact + torch.tensor([0.0, 10.0, 0.0]).double()  # 1,000 if believed
+    _, a = known_values(z, PseudoObservations(U, off, zero, zero))
+    assert float(a.min()) > 4 and float(a.max()) < 7

@@ -118,6 +118,7 @@ KNOBS = (
     Knob("torch_ssgp.update.site_initialization.NOISES", ((0.03,),), LABELS),
     Knob("torch_ssgp.update.sites.SECANT_LENGTH", (0.5, 5.0), LABELS),
     Knob("torch_ssgp.update.objective.KNOWN", (0.05, 0.5), SMALL),
+    Knob("torch_ssgp.update.objective.FAINT", (0.001, 0.5), SMALL),
     Knob('torch_ssgp.update.ascent.LEARNING_RATES["adam"]', (0.02, 0.1), LEARNING),
     Knob("torch_ssgp.update.ascent.PATIENCE", (10, 40), LEARNING),
     Knob("torch_ssgp.update.ascent.TOLERANCE", (1e-5, 1e-3), (*LEARNING, "audio")),

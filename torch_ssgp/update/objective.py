@@ -367,13 +367,19 @@ def known_values(z: Tensor, past: PseudoObservations) -> tuple[Tensor, Tensor]:
     known = weight >= KNOWN * weight.amax(-1, keepdim=True)
     count = int(known.sum(-1).min())
     best = weight.topk(count, -1).indices
-    # Least squares with rows of full rank or not, on any device: by the pseudo-inverse.
-    a = (torch.linalg.pinv(past.U) @ past.g.unsqueeze(-1)).squeeze(-1)
+    # Least squares by the pseudo-inverse, about one level for all: what rows say little
+    # about stays there.
+    ones, g = past.U.sum(-1, keepdim=True), past.g.unsqueeze(-1)
+    size = fn.squared_norm(ones, -2)
+    level = (ones * g).sum(-2) / torch.where(size > 0, size, 1)
+    inverse = torch.linalg.pinv(past.U, rtol=FAINT)
+    a = (level.unsqueeze(-1) + inverse @ (g - ones * level.unsqueeze(-1))).squeeze(-1)
     z = z.gather(-2, best.unsqueeze(-1).expand(*best.shape, z.size(-1)))
     return z, a.expand(*batch, -1).gather(-1, best)
 
 
 KNOWN = 0.25  # share of the largest weight that a point must have to count as known
+FAINT = 0.1  # share of the largest singular value below which rows say little
 
 
 def with_enough_jitter(objective: Objective, attempt: Callable[[], Result]) -> Result:
