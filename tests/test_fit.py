@@ -202,8 +202,8 @@ def test_every_step_counts():
     before = log_hyperparameters(gp)
     steps = []
     result = gp.update(
-        x,
-        1.2 * y,  # more would be a change, and warned of
+        x[::2],  # fewer than before: no fresh start is due
+        2 * y[::2],
         num_steps=1,
         forget=1.0,
         callback=lambda step, bound: steps.append((step, bound)),
