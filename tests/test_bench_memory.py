@@ -14,7 +14,15 @@ from torch import Tensor
 
 import oracles
 from torch_ssgp import StreamingGP, settings
-from workbench import batch_bound, bench_memory, benchmark, results, running, streams
+from workbench import (
+    batch_bound,
+    bench_flat,
+    bench_memory,
+    benchmark,
+    results,
+    running,
+    streams,
+)
 from workbench import bench_memory_tables as tables
 from workbench.baselines import new_kernel
 from workbench.batch_bound import BatchBound, Snapshot
@@ -264,18 +272,18 @@ def test_a_line_has_ranges_over_seeds_against_the_right_batch_model() -> None:
         row("audio M=100", BATCH, 2.0, 1.0, cpu_seconds=4.0),
         row("audio M=100", DEFAULT, 2.2, 0.9, (1.0, 1.5)),
         row("audio M=100", DEFAULT, 2.0, 1.1, (1.5, 1.2), seed=1, cpu_seconds=8.0),
-        row("bike", BATCH, 1.0, 0.0, seed=1),
-        row("bike", DEFAULT, 9.0, 0.0),  # this split has no batch model yet
-        row("bike", DEFAULT, 3.0, 0.5, seed=1),
+        row("revisiting", BATCH, 1.0, 0.0, seed=1),
+        row("revisiting", DEFAULT, 9.0, 0.0),  # this draw has no batch model yet
+        row("revisiting", DEFAULT, 3.0, 0.5, seed=1),
     ]
-    audio, bike = tables.table(rows)
+    audio, drawn = tables.table(rows)
     assert (audio["stream"], audio["seeds"], audio["failures"]) == ("audio M=100", 2, 0)
     assert audio["RMSE / batch"] == "1.000 to 1.100"
     assert audio["MLL - batch"] == "-0.100 to +0.100"
     assert audio["memory RMSE / batch"] == "0.500 to 0.750"
     assert audio["memory MLL - batch"] == "+0.200 to +0.500"
     assert (audio["CPU seconds"], audio["CPU / batch"]) == (5.0, "0.50 to 2.00")
-    assert (bike["seeds"], bike["RMSE / batch"]) == (1, "3.000")
+    assert (drawn["seeds"], drawn["RMSE / batch"]) == (1, "3.000")
 
 
 def test_a_bar_is_met_in_every_seed_or_not_at_all() -> None:
@@ -392,3 +400,12 @@ def test_memory_gets_its_arguments_and_tables_run_nothing(
     benchmark.main(["memory", "--out", str(out), "--streams", "bike", "--seeds", "2"])
     assert "1.250" in capsys.readouterr().out
     assert calls == [(out, None, 2, ["bike"], (), batch_bound.MAX_STEPS, False)]
+
+
+def test_windows_of_a_long_stream_are_measured(tmp_path: Path) -> None:
+    out = tmp_path / "flat.json"
+    bench_flat.main(["--updates", "110", "--out", str(out)])
+    file = results.read(out)
+    assert [row["updates"] for row in file.rows] == list(range(101, 111))
+    assert all(row["live_bytes"] > 0 for row in file.rows)
+    assert "change by a factor of" in bench_flat.section(file)

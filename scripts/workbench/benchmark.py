@@ -4,6 +4,7 @@
     python scripts/benchmark.py choice     cost of choosing inducing points
     python scripts/benchmark.py policies   streams x policies x seeds; takes hours
     python scripts/benchmark.py memory     streams x memory sizes x seeds; takes hours
+    python scripts/benchmark.py flat       bytes and time of ten thousand updates
     python scripts/benchmark.py streams    small batches, periods, labels, deep kernels
     python scripts/benchmark.py ablation   constants of the package, one by one
     python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
@@ -34,7 +35,14 @@ from pathlib import Path
 
 import torch
 
-from workbench import ablation, bench_core, bench_memory_tables, bench_policies, readme
+from workbench import (
+    ablation,
+    bench_core,
+    bench_flat,
+    bench_memory_tables,
+    bench_policies,
+    readme,
+)
 from workbench import bench_scale_tables as bench_scale
 from workbench import bench_streams_tables as stream_tables
 from workbench.common import DOCS, new_parser, positive
@@ -46,6 +54,7 @@ COMMANDS = {"core": bench_core.core, "choice": bench_core.choice}
 OTHERS = {
     "policies": "bench_policies",
     "memory": "bench_memory",
+    "flat": "bench_flat",
     "streams": "bench_streams",
     "ablation": "ablation",
     "bayesopt": "bench_bayesopt",
@@ -72,6 +81,7 @@ def page() -> str:
         "files also contain the settings.",
         memory_section(read(DATA / "memory.json")),
         streams_section(read(DATA / "streams.json")),
+        bench_flat.section(read(DATA / "flat.json")),
         ablation_section(),
         core_section(*(read(DATA / f"{name}.json") for name in ("core", "choice"))),
         policies_section(*(read(DATA / f"{n}.json") for n in ("policies", "gap"))),

@@ -349,8 +349,15 @@ class SiteObjective(Objective):
 
     @torch.no_grad()
     def as_lasting(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
-        """Rows of secants for labels, whose classes may arrive one after the other."""
-        if not likelihoods.takes_labels(self.likelihood):
+        """Rows of secants for classes, which often arrive one after the other.
+
+        Two classes do where all labels at hand agree.
+        """
+        y = self.data.y
+        agree = likelihoods.takes_labels(self.likelihood) and bool(
+            (y == y[..., :1]).all()
+        )
+        if not (self.coupled or agree):
             return data
         rows = basis(prior, self.past)
         assert self.sites is not None
