@@ -18,7 +18,7 @@ from torch_ssgp import StreamingGP, UpdateOptions, branch
 from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.memory import Data
 from torch_ssgp.update import ascent
-from torch_ssgp.update.clock import outgrown
+from torch_ssgp.update.clock import outgrown, ticking
 from torch_ssgp.update.forgetting import (
     ANEW,
     OUTLIER,
@@ -543,3 +543,17 @@ def test_a_clock_is_an_input_that_only_grows_or_only_falls(sign):
     model.memory.replace(lost=torch.tensor(30.0).double())
     related = PeriodicKernel().double()  # what is old is needed
     assert outgrown(related, model.memory, data, known) is None
+
+
+def test_points_that_moved_past_the_last_datum_leave_the_clock_alone():
+    """Or the next piece of a map could seem to contradict it, and all be forgotten."""
+    t = torch.arange(40, dtype=torch.float64).unsqueeze(-1) / 10
+    model = make(num_inducing=10, memory_size=10)
+    model.update(t[:30], torch.sin(t[:30, 0]), num_steps=0, inducing_points=t[2:30:3])
+    data = Data(t[30:], torch.sin(t[30:, 0]))
+    assert ticking(model.memory, data) == (0, 1)
+    points = model.memory.points
+    model.memory.replace(points=points + 0.2)
+    assert ticking(model.memory, data) == (0, 1)
+    model.memory.replace(points=points + 1.0)
+    assert ticking(model.memory, data) is None

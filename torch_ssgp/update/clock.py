@@ -76,7 +76,10 @@ def ticking(memory: Memory, data: Data) -> Clock | None:
     for sign in (1, -1):
         grows = (sign * x.diff(dim=-2)).amin(-2) > 0
         if old.size(-2):
-            grows = grows & (sign * x[..., 0, :] >= (sign * old).amax(-2))
+            low, high = torch.aminmax(sign * old, dim=-2)
+            # Points that learn may have moved past the last datum, if not far.
+            spacing = (high - low) / old.size(-2)
+            grows = grows & (sign * x[..., 0, :] >= high - spacing)
         grows = grows.reshape(-1, x.size(-1)).all(0)
         if bool(grows.any()):
             return Clock(int(grows.int().argmax()), sign)
