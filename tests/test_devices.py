@@ -117,7 +117,7 @@ HOST_CHECKS = {
     "update.ascent.Ascent.is_finite": "whether the optimiser may go on, once",
     "update.ascent.maximize": "whether the last value was finite, once",
     "update.ascent._lbfgs": "the loss, for torch's line search",
-    "update.sites.SiteObjective.as_lasting": "whether all labels agree",
+    "update.sites.SiteObjective.as_frozen": "whether all labels agree",
     "update.sites.SiteObjective.settle": "whether to stop, every CHECK_EVERY steps",
     "core.StreamingCore.shares_noise": "the form of the summary",
     "conditioning._past": "the form of the summary",

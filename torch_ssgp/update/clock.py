@@ -39,9 +39,9 @@ def outgrown(
 ) -> Clock | None:
     """The clock of a stream that has outgrown its inducing points, if it has one.
 
-    Points that have to cover all of a time axis blur what is recent. A stream that is
-    followed, each datum being predicted from those just before it, lets go of its
-    oldest stretch, provided that it says nothing about the new data.
+    Points that must cover a whole time axis cannot resolve its recent part. If the
+    stream is followed, so that each datum is predicted from those just before it, its
+    oldest stretch is dropped, provided that it says nothing about the new data.
 
     Args:
         kernel: Prior covariance.

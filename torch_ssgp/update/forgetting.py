@@ -7,28 +7,33 @@ powers :math:`\lambda`, from 1 (nothing changed) to 0 (begin anew), in closed fo
 .. math:: \delta_i(\lambda) = \log p(y_i \mid y_{<i}, past^\lambda)
     - \log p(y_i \mid y_{<i}, past),
 
-is summed up over updates, and the sum starts again whenever it falls below zero:
-Page's test, one for each power. A sum that exceeds the log-odds against a change per
-update is an alarm. No model is right in all details, so a past of less weight predicts
-real data a little better even where nothing changes: of every datum ``SLACK`` nats are
-not counted, or large batches would be full of false alarms. One datum adds at most
-``OUTLIER`` nats, less than an alarm takes: a change needs more than one witness, an
-outlier is none. Data of which the past says little, as in a new range of inputs, are
-not heard: they cannot contradict it. Nor is a time axis that comes in pieces of more
-data than there are inducing points: a map that is filled in piece by piece wants its
-whole range, and what a starved model blurs is no change. A time axis in smaller pieces
-may outgrow the model, see ``clock.py``.
+is summed over updates, and the sum starts again when it falls below zero: Page's test,
+one for each power. A sum above the log-odds against a change per update is an alarm.
 
-Data that are far too good to be true speak for a change as well, though no power of the
-past explains them: a scale that fell by orders of magnitude hides everything that comes
-later in what was noise before. So errors of a tenth of their size are a hypothesis of
-their own.
+What does not count as evidence:
 
-A model at the edge of what it has seen may be too sure of itself, which looks like a
-change. So nothing is thrown away on an alarm alone: both explanations are learned, one
-function for all data and a new one for the new data, and their evidence decides (see
-``trial.py``). Where the first wins, a power of the past may still predict better
-with what was learned: the stream drifts. Powers near 1 need no such trial.
+- ``SLACK`` nats of every datum. No model is right in all details, so a past of less
+  weight predicts real data a little better even if nothing changes.
+- More than ``OUTLIER`` nats of one datum, less than an alarm takes: a change needs more
+  than one witness.
+- Data about which the past says little, as in a new range of inputs. They cannot
+  contradict it.
+- A time axis that arrives in pieces of more data than there are inducing points. It is a
+  map, filled in piece by piece, and wants its whole range. With smaller pieces it may
+  outgrow the model, see ``clock.py``.
+- Labels, until all classes have come since the doubt began.
+
+Data that are far too good to be true are evidence too, although no power of the past
+explains them: if the scale of a stream falls by orders of magnitude, all later data hide
+in what used to be noise. Errors of a tenth of their expected size are therefore a
+hypothesis of their own.
+
+A model at the edge of what it has seen may be overconfident, which looks like a change.
+So an alarm alone discards nothing. Both explanations are learned, one function for all
+data and a new one for the new data, and their evidence decides (see ``trial.py``). If
+the first wins, a power of the past may still predict better with what was learned: the
+stream drifts. Powers near 1 need no such trial. A stream that drifts keeps drifting, at
+every update, while that is more likely than not.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Objective(nn.Module, ABC):
             prior: Prior blocks at the final hyperparameters and inducing points.
         """
 
-    def as_lasting(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
+    def as_frozen(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
         """The same for data that are compressed now, and never seen again.
 
         Args:

@@ -348,7 +348,7 @@ class SiteObjective(Objective):
         return self._rows_of(self.sites, prior, bound)
 
     @torch.no_grad()
-    def as_lasting(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
+    def as_frozen(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
         """Rows of secants for classes, which often arrive one after the other.
 
         Two classes do where all labels at hand agree.

@@ -412,10 +412,10 @@ class Update:
         sites = data._replace(noise=objective.remembered_noise(data))
         base = self.base
         if self.compresses(objective):
-            lasting = objective.as_lasting(prior, data)
+            frozen = objective.as_frozen(prior, data)
             kept = Rows(objective.z.detach(), past)
-            if self.is_finer or lasting is not data or base is not None:
-                kept, base, lost = self.compress(objective, lasting)
+            if self.is_finer or frozen is not data or base is not None:
+                kept, base, lost = self.compress(objective, frozen)
                 memory_loss = lost if self.is_finer else memory_loss
             raw, sites = no_raw_data(raw)
         shared_noise = self.limits.shared_noise
