@@ -18,13 +18,13 @@ What does not count as evidence:
   than one witness.
 - Data about which the past says little, as in a new range of inputs. They cannot
   contradict it.
-- A time axis that arrives in pieces of more data than there are inducing points. It is a
-  map, filled in piece by piece, and wants its whole range. With smaller pieces it may
+- A time axis that arrives in pieces of more data than there are inducing points. It is
+  a map, filled in piece by piece, and wants its whole range. With smaller pieces it may
   outgrow the model, see ``clock.py``.
 - Labels, until all classes have come since the doubt began.
 
 Data that are far too good to be true are evidence too, although no power of the past
-explains them: if the scale of a stream falls by orders of magnitude, all later data hide
+explains them: if the scale of a stream falls by orders of magnitude, later data hide
 in what used to be noise. Errors of a tenth of their expected size are therefore a
 hypothesis of their own.
 
