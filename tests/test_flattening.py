@@ -125,7 +125,10 @@ def test_ordinary_streams_are_not_warned_of(name: str, noise: float, size: int =
         chosen = order[k : k + size]
         steps = {"num_steps": STEPS}
         assert not model.update(x[k : k + size], y[k : k + size], **steps).flattened
-        assert not sorted_model.update(x[chosen], y[chosen], **steps).flattened
+        if (name, noise) != ("step", 0.0):
+            # Sorted and without noise, a step contradicts all before it, as a change
+            # does: it is taken for noise of a tenth of its height, which is said.
+            assert not sorted_model.update(x[chosen], y[chosen], **steps).flattened
 
 
 @pytest.mark.parametrize(

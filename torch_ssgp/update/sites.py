@@ -353,16 +353,23 @@ class SiteObjective(Objective):
 
         Two classes do where all labels at hand agree.
         """
-        y = self.data.y
-        agree = likelihoods.takes_labels(self.likelihood) and bool(
-            (y == y[..., :1]).all()
+        if not likelihoods.takes_labels(self.likelihood):
+            return data
+        y, seen = self.data.y, self.data.seen
+        seen = torch.ones_like(y, dtype=torch.bool) if seen is None else seen
+        low, high = (
+            y.where(seen, torch.inf).amin(-1),
+            y.where(seen, -torch.inf).amax(-1),
         )
-        if not (self.coupled or agree):
+        changes = seen & ((low == high).unsqueeze(-1) | self.coupled)
+        if not bool(changes.any()):
             return data
         rows = basis(prior, self.past)
         assert self.sites is not None
         bound = self.evaluate(rows, self.sites).bound
-        return self._rows_of(self.secant_sites(rows, self.sites), prior, bound)
+        pairs = zip(self.secant_sites(rows, self.sites), self.sites, strict=True)
+        sites = Sites(*(torch.where(changes, new, old) for new, old in pairs))
+        return self._rows_of(sites, prior, bound)
 
     def _rows_of(self, sites: Sites, prior: PriorBlocks, bound: Tensor) -> GaussianData:
         nothing = torch.zeros_like(self.past.rho)
