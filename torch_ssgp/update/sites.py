@@ -353,9 +353,9 @@ class SiteObjective(Objective):
 
         Two classes do where all labels at hand agree.
         """
-        if not likelihoods.takes_labels(self.likelihood):
-            return data
         y, seen = self.data.y, self.data.seen
+        if not likelihoods.takes_labels(self.likelihood) or y.size(-1) == 0:
+            return data
         seen = torch.ones_like(y, dtype=torch.bool) if seen is None else seen
         low, high = (
             y.where(seen, torch.inf).amin(-1),
