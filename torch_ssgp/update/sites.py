@@ -38,7 +38,7 @@ from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
 from torch_ssgp.exceptions import breakdowns
 from torch_ssgp.functional import PriorBlocks
-from torch_ssgp.memory import GaussianData, Memory
+from torch_ssgp.memory import GaussianData, Memory, extremes
 from torch_ssgp.modules import variances
 from torch_ssgp.points import evenly
 from torch_ssgp.update.objective import Objective
@@ -357,10 +357,7 @@ class SiteObjective(Objective):
         if not likelihoods.takes_labels(self.likelihood) or y.size(-1) == 0:
             return data
         seen = torch.ones_like(y, dtype=torch.bool) if seen is None else seen
-        low, high = (
-            y.where(seen, torch.inf).amin(-1),
-            y.where(seen, -torch.inf).amax(-1),
-        )
+        low, high = extremes(y[..., :0], self.data).unbind(-1)
         changes = seen & ((low == high).unsqueeze(-1) | self.coupled)
         if not bool(changes.any()):
             return data
