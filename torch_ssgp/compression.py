@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import torch
-from gpytorch.kernels import MaternKernel
+from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from torch_ssgp import functional as fn
+from torch_ssgp import greedy
 from torch_ssgp.functional import PseudoObservations
+from torch_ssgp.greedy import Observed
 from torch_ssgp.memory import Rows
 from torch_ssgp.modules import gram
-from torch_ssgp.points import diagonal, evenly, least_missed
+from torch_ssgp.points import diagonal, evenly
 
 # Raw data that may wait for the next compression, as a share of the memory: a stream of
 # single points is then compressed once for many updates.
 OVERFLOW = 0.25
-# Lengthscale under which points are judged, in units of their spacing. The kernel is
-# rough: one that is smooth calls all points of a dense batch known, and cannot tell
-# which of them matter.
-ROUGHNESS = 6.0
+# Lengthscale under which points are judged, in units of the spacing that a memory of so
+# many points has.
+SPACINGS = 1.5
+MAX_HALVINGS = 20  # of that lengthscale, until it tells enough points apart
 # Raw data beyond this number are thinned out evenly before points are chosen.
 MAX_CANDIDATES = 1000
 
@@ -36,9 +38,11 @@ def choose_points(
 ) -> Tensor:
     """The points that a memory goes on with.
 
-    They are judged under a rough kernel of our own, with lengthscales in units of the
-    spacing that so many points have: what the present hyperparameters believe must not
-    throw away what would refute them. Inputs that coincide share a point.
+    They are judged under a kernel of our own, with lengthscales in units of the spacing
+    that so many points have: what the present hyperparameters believe must not throw
+    away what would refute them. The kernel is smooth, so that points cover all inputs:
+    to a rough one each point speaks for itself, and points at which many data are known
+    crowd out those where few are. Inputs that coincide share a point.
 
     Args:
         rows: The compressed part so far.
@@ -59,25 +63,63 @@ def choose_points(
         x, weight = x[..., some, :], weight[..., some] * (x.size(-2) / limit)
     points = torch.cat([kept, rows.points, x], -2)
     first, copy_of = first_of_each(points)
+    points = points[..., first, :]
     if len(first) <= capacity:
-        return points[..., first, :]
-    # G = Wᵀ W of the rows W that observe the points.
-    count, num_kept, num_old = points.size(-2), kept.size(-2), rows.points.size(-2)
-    G = points.new_zeros(*weight.shape[:-1], count, count)
-    G[..., num_kept : num_kept + num_old, num_kept : num_kept + num_old] = (
-        rows.past.U.mT @ rows.past.U
+        return points
+    num_kept, num_old = (
+        int((first < count).sum())
+        for count in (kept.size(-2), kept.size(-2) + rows.points.size(-2))
     )
-    G.diagonal(dim1=-2, dim2=-1)[..., num_kept + num_old :] = weight
-    if len(first) < count:
-        G = G.new_zeros(*G.shape[:-2], len(first), count).index_add_(-2, copy_of, G)
-        G = G.new_zeros(*G.shape[:-1], len(first)).index_add_(-1, copy_of, G)
-        points = points[..., first, :]
-    K = gram(_rough_kernel(points, capacity), points, points)
-    # The jitter, or more where rounding takes it.
-    nugget = max(jitter, 10 * points.size(-2) * torch.finfo(K.dtype).eps)
-    diagonal(K).add_(nugget)
-    index = least_missed(K, G, capacity, num_kept)
+    copy_of = copy_of[kept.size(-2) :]  # for the rows, and then for the data
+    U, batch = rows.past.U, weight.shape[:-1]
+    U = U.new_zeros(*U.shape[:-1], num_old).index_add_(-1, copy_of[: U.size(-1)], U)
+    G = (U.mT @ U).expand(*batch, -1, -1).clone()
+    weight = weight.new_zeros(*batch, len(first)).index_add_(
+        -1, copy_of[rows.points.size(-2) :], weight
+    )
+    diagonal(G).add_(weight[..., :num_old])
+    observed = Observed(G, weight[..., num_old:])
+    index = _cover(points, observed, capacity, num_kept, jitter)
     return points.gather(-2, index.unsqueeze(-1).expand(*index.shape, x.size(-1)))
+
+
+def _cover(
+    points: Tensor, observed: Observed, capacity: int, num_kept: int, jitter: float
+) -> Tensor:
+    """Indices ``(*batch, capacity)`` of the points that say most, the best first.
+
+    A kernel that is too smooth to tell so many points apart, as after an outlier among
+    the inputs, is halved in its lengthscales; what it has chosen stays.
+    """
+    num_points, num_dims = points.shape[-2:]
+    span = points.amax(-2, keepdim=True) - points.amin(-2, keepdim=True)
+    span = torch.where(span > 0, span, torch.ones_like(span))
+    unit = points / (SPACINGS * span / capacity ** (1 / num_dims))
+    kernel = RBFKernel().to(points).requires_grad_(False)
+    kernel.lengthscale = 1.0
+    # Points in the order in which they were taken; the others behind.
+    order = torch.arange(num_points, device=points.device).expand(points.shape[:-1])
+    place = torch.where(order < num_kept, order, num_points)
+    zero = torch.zeros_like(unit[..., 0])
+    for _ in range(MAX_HALVINGS):
+        K = gram(kernel, unit, unit)
+        diagonal(K).add_(jitter)
+        taken = greedy.take(
+            K,
+            observed,
+            capacity,
+            greedy.information,
+            floor=zero + 3 * jitter,
+            excess=zero,
+            first=place < num_points,
+        )
+        rank = torch.arange(taken.index.size(-1), device=points.device)
+        rank = torch.where(taken.useful, rank, num_points)
+        place = place.scatter_reduce(-1, taken.index, rank, "amin")
+        if bool((place < num_points).sum(-1).min() >= capacity):
+            break
+        unit = 2 * unit
+    return place.argsort(dim=-1, stable=True)[..., :capacity]
 
 
 def first_of_each(points: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,16 +137,6 @@ def first_of_each(points: Tensor) -> tuple[Tensor, Tensor]:
     first = order.new_full((len(distinct),), len(flat))
     first, by_place = first.scatter_reduce(0, inverse, order, "amin").sort()
     return first, by_place.argsort()[inverse]
-
-
-def _rough_kernel(points: Tensor, capacity: int) -> MaternKernel:
-    num_dims = points.size(-1)
-    span = points.amax(-2, keepdim=True) - points.amin(-2, keepdim=True)
-    span = torch.where(span > 0, span, torch.ones_like(span))
-    kernel = MaternKernel(ard_num_dims=num_dims, batch_shape=points.shape[:-2])
-    kernel = kernel.to(points)
-    kernel.lengthscale = ROUGHNESS * span / capacity ** (1 / num_dims)
-    return kernel.requires_grad_(False)
 
 
 # -- forgetting a stretch ---------------------------------------------------------

@@ -20,13 +20,15 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from torch_ssgp.exceptions import ArgumentError, Breakdown
+from torch_ssgp import greedy
+from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.functional import (
     PseudoObservations,
     broadcast_matrices,
     cholesky,
     solve_lower,
 )
+from torch_ssgp.greedy import Observed
 from torch_ssgp.modules import form_of, inducing_gram, variances
 from torch_ssgp.points import Lost, evenly, least_missed
 from torch_ssgp.validation import (
@@ -38,7 +40,6 @@ from torch_ssgp.validation import (
 
 NEEDED = 0.02  # nats that a datum may lose before it gets a point of its own
 FEW = 8  # points that are added to old ones; for more, all are chosen anew
-BLOCK = 16  # choices between two looks at what is left, at most: a device waits there
 
 
 class Candidates(NamedTuple):
@@ -239,95 +240,25 @@ class GreedyPolicy(InducingPolicy):
         points = candidates.points
         # Jitter is part of the prior at inducing points, and of what is lost there.
         K, _, jitter = inducing_gram(candidates.kernel, points, candidates.jitter)
-        chosen, t = self._take(
+        U = candidates.past.U
+        old = torch.zeros_like(K.diagonal(dim1=-2, dim2=-1)[..., : U.size(-1)])
+        is_new = torch.cat([old, torch.ones_like(weight)], -1)
+        taken = greedy.take(
             K,
-            jitter,
-            candidates.past.U,
-            weight,
+            Observed(U.mT @ U, weight),
             min(candidates.num_inducing, points.size(-2)),
+            self.score,
+            # An old point can always be told apart; a new one if jitter does not hide
+            # it.
+            floor=3 * jitter * is_new,
+            # New data are observed without jitter, unless they are inducing points.
+            excess=jitter * torch.cat([old, weight], -1),
             enough=None if enough is None else 2 * candidates.s * enough,
             at_least=at_least,
         )
-        index = chosen.unsqueeze(-1).expand(*chosen.shape, points.size(-1))
-        loss = t / (2 * candidates.s.unsqueeze(-1))
+        index = taken.index.unsqueeze(-1).expand(*taken.index.shape, points.size(-1))
+        loss = taken.t / (2 * candidates.s.unsqueeze(-1))
         return Ranking(points.gather(-2, index), loss)
-
-    def _take(
-        self,
-        K: Tensor,
-        jitter: Tensor,
-        U: Tensor,
-        weight: Tensor,
-        num_inducing: int,
-        enough: Tensor | None,
-        at_least: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Indices ``(*batch, m)`` in order of choice, and the loss ``t`` after each."""
-        num_old, G = U.size(-1), U.mT @ U
-
-        def gram_weight(V: Tensor) -> Tensor:  # Wᵀ W V
-            old, new = V[..., :num_old, :], V[..., num_old:, :]
-            return torch.cat([G @ old, weight.unsqueeze(-1) * new], -2)
-
-        E = K.clone()
-        e = K.diagonal(dim1=-2, dim2=-1).clone()  # diagonal of E
-        is_new = torch.arange(e.size(-1), device=e.device) >= num_old
-        # An old point can always be told apart; a new one if jitter does not hide it.
-        floor = 3 * jitter * is_new
-        WK = gram_weight(K)
-        h = (K * WK).sum(-2)  # diagonal of E Wᵀ W E
-        # New data are observed without jitter, unless they are inducing points.
-        excess = jitter * torch.cat([torch.zeros_like(e[..., :num_old]), weight], -1)
-        t = WK.diagonal(dim1=-2, dim2=-1).sum(-1) - excess.sum(-1)
-        chosen: list[Tensor] = []
-        losses: list[Tensor] = []
-        useful: list[Tensor] = []
-        while len(chosen) < num_inducing:
-            # E and h follow after every block of points, in one product. Within it
-            # e is exact, and h falls with its square as that of a neighbour does.
-            start_e, start_h = e, h.clamp_min(0)
-            size = max(min(len(chosen) // 8, BLOCK, num_inducing - len(chosen)), 1)
-            C = K.new_zeros(*K.shape[:-2], size, K.size(-1))
-            spent = []
-            for k in range(size):
-                ratio = e / torch.where(start_e > 0, start_e, 1)
-                score = self.score(e, start_h * ratio.square())
-                score = torch.where(e > floor, score, -torch.inf)
-                best, j = score.max(-1, keepdim=True)
-                row = E.gather(-2, j.unsqueeze(-1).expand(*j.shape, E.size(-1)))
-                done = C[..., :k, :]
-                at_j = done.gather(-1, j.unsqueeze(-2).expand(*done.shape[:-1], 1))
-                pivot = e.gather(-1, j).clamp_min(1e-300)
-                c = (row - at_j.mT @ done).squeeze(-2) * pivot.rsqrt()
-                c = torch.where(best > -torch.inf, c, 0)
-                e = (e - c.square()).scatter(-1, j, 0.0)
-                C[..., k, :] = c
-                chosen.append(j)
-                useful.append(best > -torch.inf)
-                spent.append(excess.gather(-1, j))
-            V = gram_weight(C.mT)
-            CV = C @ V
-            h = h + (C * (CV @ C - 2 * (E @ V).mT)).sum(-2)
-            E -= C.mT @ C
-            gain = CV.diagonal(dim1=-2, dim2=-1) - torch.cat(spent, -1)
-            gain = torch.where(torch.cat(useful[-size:], -1), gain, 0)
-            losses += (t.unsqueeze(-1) - gain.cumsum(-1)).clamp_min(0).unbind(-1)
-            t = losses[-1]
-            stop = ~useful[-1].squeeze(-1)
-            if enough is not None and len(chosen) >= at_least:
-                stop = stop | (t <= enough)
-            if bool(stop.all()):
-                break
-        # Steps after the last useful candidate chose copies of what is already there.
-        count = 0
-        if useful:
-            count = int(torch.cat(useful, -1).reshape(-1, len(useful)).any(0).sum())
-        if count == 0:
-            if not bool(torch.isfinite(K).all()):
-                raise Breakdown("the prior covariance of the candidates is not finite")
-            # The function is known there, as that of a linear kernel is at zero.
-            return torch.zeros_like(e[..., :1], dtype=torch.long), t.unsqueeze(-1)
-        return torch.cat(chosen, -1)[..., :count], torch.stack(losses, -1)[..., :count]
 
 
 class GreedyVariance(GreedyPolicy):
@@ -357,7 +288,7 @@ class GreedyInformation(GreedyPolicy):
 
     def score(self, e: Tensor, h: Tensor) -> Tensor:
         """What the loss falls by."""
-        return h / e
+        return greedy.information(e, h)
 
 
 class AdaptiveBudget(InducingPolicy):
