@@ -66,7 +66,7 @@ HOST_CHECKS = {
     "likelihoods.check_support": "whether the likelihood explains the targets",
     "update.initialization.is_default": "whether a hyperparameter was set",
     "update.initialization.search": "which start is the best",
-    "inducing.GreedyPolicy._take": "how many points are useful, after every block",
+    "greedy.take": "how many points are useful, after every block",
     "inducing.AdaptiveBudget.__call__": "how many points are needed",
     "inducing.AdaptiveBudget.revise": "whether more points are needed",
     "points.merge_duplicates": "whether points coincide",
@@ -107,7 +107,8 @@ HOST_CHECKS = {
     "update.walk._check_finite": "whether all is finite",
     "compression.first_of_each": "which points coincide",
     "points.least_missed": "how many points can go, in every round",
-    "compression._rough_kernel": "GPyTorch: whether lengthscales are positive",
+    "compression.choose_points": "how many points differ",
+    "compression._cover": "whether the kernel tells enough points apart",
     "update.objective.known_values": "how many points are known, for a fresh start",
     "update.objective.Objective.check_finite": "whether there is a point to start from",
     "update.sites.SiteObjective.spread": "the size of the function",
@@ -152,7 +153,6 @@ COPIES = {
     "update.walk.Update.run": "one number",
     "update.walk.Update.store": "one flag",
     "memory.buffers": "one flag",
-    "compression._rough_kernel": "one kernel, when the memory is compressed",
     "conditioning.condition": "one flag",
 }
 
@@ -543,7 +543,7 @@ def test_choosing_points_waits_after_every_block():
         return on_device(run, started(), X, Y).waits
 
     # One point at a time at first; from the 16th on blocks of an eighth.
-    assert waits_of(20) - waits_of(16) == {"inducing.GreedyPolicy._take": 2}
+    assert waits_of(20) - waits_of(16) == {"greedy.take": 2}
 
 
 @pytest.mark.parametrize(

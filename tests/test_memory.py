@@ -25,7 +25,7 @@ from torch_ssgp.compression import choose_points, first_of_each, recent_half
 from torch_ssgp.exceptions import ArgumentError, BudgetWarning
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.memory import Rows
-from torch_ssgp.points import ALIKE
+from torch_ssgp.points import ALIKE, least_missed
 
 SIZES = {"M": 1, "2M": 2, "larger than the stream": 100}
 
@@ -250,23 +250,71 @@ def test_points_that_are_given_stay_in_front():
     assert len(points.unique(dim=0)) == 10
 
 
-@pytest.mark.parametrize("num_left", [19, 12])
-def test_one_after_the_other_the_point_goes_that_is_missed_least(num_left, monkeypatch):
-    monkeypatch.setattr("torch_ssgp.points.ALIKE", 0.0)  # all stand in for each other
+@pytest.mark.parametrize("capacity", [15, 8])
+def test_the_point_that_lowers_the_loss_most_is_kept_first(capacity):
     points, x = draw(12, 2)[0], draw(8, 2)[0]
     U, weight = torch.randn(15, 12).double(), torch.rand(8).double()
     past = PseudoObservations(U, U[:, 0], U.new_zeros(()), U.new_zeros(()))
-    chosen = choose_points(Rows(points, past), x, weight, num_left, 1e-8, x[:1])
+    chosen = choose_points(Rows(points, past), x, weight, capacity, 1e-8, x[:1])
 
     every = torch.cat([x[:1], points, x[1:]])
     span = every.amax(0) - every.amin(0)
-    scaled = every / (compression.ROUGHNESS * span / num_left**0.5)
-    r = 5**0.5 * torch.cdist(scaled, scaled)
-    K = (1 + r + r.square() / 3) * (-r).exp()
+    scaled = every / (compression.SPACINGS * span / capacity**0.5)
+    K = (-0.5 * torch.cdist(scaled, scaled).square()).exp() + 1e-8 * torch.eye(20)
     W = torch.zeros(23, 20).double()
     W[:15, 1:13], W[15, 0] = U, weight[0].sqrt()
     W[16:, 13:] = weight[1:].sqrt().diag()
-    left = list(range(20))
+    taken = [0]
+
+    def loss(j: int) -> float:
+        some = [*taken, j]
+        Q = K[:, some] @ torch.linalg.solve(K[some][:, some], K[some])
+        return float((W @ (K - Q) @ W.mT).trace())
+
+    while len(taken) < capacity:
+        taken.append(min(set(range(20)) - {*taken}, key=loss))
+    torch.testing.assert_close(chosen, every[taken], rtol=0, atol=0)
+
+
+def test_points_of_many_data_leave_room_for_those_of_few():
+    old, new = torch.linspace(0, 1, 40).double(), torch.linspace(1.01, 2, 40).double()
+    U = 10 * torch.eye(40).double()  # a hundred data each
+    past = PseudoObservations(U, old, U.new_zeros(()), U.new_zeros(()))
+    rows, x = Rows(old.unsqueeze(-1), past), new.unsqueeze(-1)
+    chosen = choose_points(rows, x, torch.ones(40).double(), 40, 1e-6, x[:0])
+    assert (chosen > 1).sum() > 15
+
+
+@pytest.mark.parametrize("far", [1e2, 1e6])
+def test_an_outlier_among_the_inputs_leaves_the_memory_as_fine_as_it_was(far):
+    x = torch.cat([torch.rand(59, 1), torch.tensor([[far]])]).double()
+    nothing = x.new_zeros(())
+    past = PseudoObservations(x.new_zeros(0, 0), x.new_zeros(0), nothing, nothing)
+    args = (Rows(x[:0], past), x, torch.ones(60).double(), 40, 1e-6, x[:0])
+    points = choose_points(*args)[:, 0].sort().values
+    assert len(points.unique()) == 40 and points[-1] == far
+    assert points[1:-1].diff().max() < 0.15
+
+
+def test_streams_of_a_batch_choose_as_each_would_alone():
+    x = torch.stack([8 * torch.rand(60, 1), 1e3 * torch.rand(60, 1) ** 3]).double()
+    nothing = x.new_zeros(2)
+    past = PseudoObservations(x.new_zeros(2, 0, 0), x.new_zeros(2, 0), nothing, nothing)
+    rows, weight = Rows(x[:, :0], past), torch.ones(2, 60).double()
+    both = choose_points(rows, x, weight, 40, 1e-6, x[:, :0])
+    for i in range(2):
+        alone = Rows(x[i, :0], PseudoObservations(*(t[i] for t in past)))
+        points = choose_points(alone, x[i], weight[i], 40, 1e-6, x[i, :0])
+        assert {*points.flatten().tolist()} == {*both[i].flatten().tolist()}
+
+
+@pytest.mark.parametrize("num_left", [19, 12])
+def test_one_after_the_other_the_point_goes_that_is_missed_least(num_left, monkeypatch):
+    monkeypatch.setattr("torch_ssgp.points.ALIKE", 0.0)  # all stand in for each other
+    x = draw(20, 2)[0]
+    K = ScaleKernel(MaternKernel()).double()(x).to_dense().detach()
+    W = torch.randn(23, 20).double()
+    chosen, left = least_missed(K, W.mT @ W, num_left, 1), list(range(20))
 
     def missed(j: int) -> float:
         rest = [i for i in left if i != j]
@@ -275,24 +323,18 @@ def test_one_after_the_other_the_point_goes_that_is_missed_least(num_left, monke
 
     while len(left) > num_left:
         left.remove(min(left[1:], key=missed))
-    torch.testing.assert_close(chosen, every[left], rtol=0, atol=0)
+    assert chosen.tolist() == left
 
 
 def test_points_that_go_together_are_missed_little_more():
-    points, x = draw(60, 2)[0], draw(60, 2)[0]
-    nothing = x.new_zeros(())
-    past = PseudoObservations(2 * torch.eye(60).double(), x[:, 0], nothing, nothing)
-    every = torch.cat([points, x])
-    kernel = compression._rough_kernel(every, 60)
-    K = kernel(every).to_dense()
+    x = draw(120, 2)[0]
+    K = MaternKernel().double()(x).to_dense().detach()
     weight = torch.cat([x.new_full((60,), 4.0), x.new_ones(60)])
 
     def missed(alike: float) -> float:
         with mock.patch("torch_ssgp.points.ALIKE", alike):
-            args = (Rows(points, past), x, x.new_ones(60), 60, 1e-8, x[:0])
-            chosen = choose_points(*args)
-        K_zf = kernel(chosen, every).to_dense()
-        Q = K_zf.mT @ torch.linalg.solve(kernel(chosen).to_dense(), K_zf)
+            some = least_missed(K, weight.diag(), 60, 0)
+        Q = K[:, some] @ torch.linalg.solve(K[some][:, some], K[some])
         return float(weight @ (K - Q).diagonal())
 
     assert missed(ALIKE) < 1.1 * missed(0.0)
@@ -402,6 +444,7 @@ def live_bytes() -> int:
 def test_bytes_stay_where_they_are():
     model = make(8, memory_size=16)
     sizes = []
+    model.update(*draw(40))
     for i in range(120):
         model.update(*draw(5), num_steps=2 if i % 20 == 0 else 0)
         if i % 20 == 19:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from torch_ssgp import functional as fn
@@ -11,7 +10,6 @@ from torch_ssgp import greedy
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.greedy import Observed
 from torch_ssgp.memory import Rows
-from torch_ssgp.modules import gram
 from torch_ssgp.points import diagonal, evenly
 
 # Raw data that may wait for the next compression, as a share of the memory: a stream of
@@ -23,6 +21,7 @@ SPACINGS = 1.5
 MAX_HALVINGS = 20  # of that lengthscale, until it tells enough points apart
 # Raw data beyond this number are thinned out evenly before points are chosen.
 MAX_CANDIDATES = 1000
+EXACT = "donot_use_mm_for_euclid_dist"  # distances to rounding, far from zero too
 
 
 # -- compressing ------------------------------------------------------------------
@@ -95,14 +94,13 @@ def _cover(
     span = points.amax(-2, keepdim=True) - points.amin(-2, keepdim=True)
     span = torch.where(span > 0, span, torch.ones_like(span))
     unit = points / (SPACINGS * span / capacity ** (1 / num_dims))
-    kernel = RBFKernel().to(points).requires_grad_(False)
-    kernel.lengthscale = 1.0
     # Points in the order in which they were taken; the others behind.
     order = torch.arange(num_points, device=points.device).expand(points.shape[:-1])
     place = torch.where(order < num_kept, order, num_points)
     zero = torch.zeros_like(unit[..., 0])
     for _ in range(MAX_HALVINGS):
-        K = gram(kernel, unit, unit)
+        distance = torch.cdist(unit, unit, compute_mode=EXACT)
+        K = (-0.5 * distance.square()).exp()
         diagonal(K).add_(jitter)
         taken = greedy.take(
             K,
