@@ -118,6 +118,20 @@ class Projection(NamedTuple):
     n: Tensor
 
 
+class Fit(NamedTuple):
+    r"""How well a model explains rows.
+
+    Attributes:
+        bound: ``(*batch,)``, bound on the log evidence.
+        misfit: ``(*batch,)``, :math:`(\|r\|^2 + \rho) / s - \|c\|^2`, the residuals
+            squared, in units of the variance predicted for them. It is the number of
+            data where noise and scale of the function were learned together.
+    """
+
+    bound: Tensor
+    misfit: Tensor
+
+
 class Posterior(NamedTuple):
     r"""Factors of q(b); enough to predict without another factorisation.
 
@@ -374,14 +388,21 @@ def evidence(projection: Projection, s: Tensor) -> Tensor:
     Returns:
         ``(*batch,)``.
     """
+    return fit(projection, s).bound
+
+
+def fit(projection: Projection, s: Tensor) -> Fit:
+    """How well rows are explained; see :func:`evidence` for the arguments."""
     posterior = factorize(projection, s)
-    misfit = squared_norm(projection.r) + projection.rho + projection.loss
-    return (
-        -0.5 * projection.n * (LOG_2PI + s.log())
-        - 0.5 * log_det(posterior.L_D)
-        - 0.5 * misfit / s
-        + 0.5 * squared_norm(posterior.c)
+    explained = squared_norm(posterior.c)
+    misfit = (squared_norm(projection.r) + projection.rho) / s - explained
+    bound = -0.5 * (
+        projection.n * (LOG_2PI + s.log())
+        + log_det(posterior.L_D)
+        + projection.loss / s
+        + misfit
     )
+    return Fit(bound, misfit)
 
 
 def compress(projection: Projection) -> Projection:

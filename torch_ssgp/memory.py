@@ -115,7 +115,7 @@ class Memory(Buffers):
             if nothing was learned yet.
         since_start: ``()``, data that came after it.
         since_learning: ``()``, data that came after hyperparameters were last learned.
-        loss: ``(*batch,)``, nats per datum that the inducing points lost then.
+        loss: ``(*batch,)``, nats per datum that were still to be won then.
         lost: ``(*batch,)``, nats that they lose now, over all data.
         doubt: ``(*batch, q)``, evidence that the stream has changed, in nats, for every
             power of forgetting; see :mod:`torch_ssgp.update.forgetting`.

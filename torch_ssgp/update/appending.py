@@ -37,12 +37,14 @@ class Appended(NamedTuple):
     Attributes:
         past: Pseudo-observations at the inducing points of before.
         bound: ``(*batch,)``, bound on the evidence of all data seen.
+        misfit: ``(*batch,)``, see :class:`~torch_ssgp.functional.Fit`.
         loss: ``(*batch,)``, nats that the inducing points lose of all data.
         s: ``(*batch,)``, noise scale of the rows.
     """
 
     past: PseudoObservations
     bound: Tensor
+    misfit: Tensor
     loss: Tensor
     s: Tensor
 
@@ -179,10 +181,10 @@ def append(
         if wants_points(all_lost, summary.num_inducing, num_inducing):
             return None
     rows = fn.compress(rows)
-    bound, now = fn.evidence(rows, s), fn.absorb(rows, old.m_b)
-    if not bool(torch.isfinite(bound.sum() + now.U.sum())):
+    fit, now = fn.fit(rows, s), fn.absorb(rows, old.m_b)
+    if not bool(torch.isfinite(fit.bound.sum() + now.U.sum())):
         raise Breakdown("the new posterior is not finite")
-    return Appended(now, bound, loss, s)
+    return Appended(now, *fit, loss, s)
 
 
 def _agree(*pairs: tuple[Tensor, Tensor, Tensor]) -> bool:

@@ -71,6 +71,7 @@ class Learned(NamedTuple):
         summary: The next buffers of the summary.
         memory: The next buffers of the memory.
         bound: ``(*batch,)``, bound on the evidence of all data seen.
+        misfit: ``(*batch,)``, see :class:`~torch_ssgp.functional.Fit`.
         loss: ``(*batch,)``, nats lost by the inducing points.
         loss_before: ``(*batch,)``, the same before the inner loop.
         memory_loss: ``(*batch,)``, nats lost by compressing the memory.
@@ -89,6 +90,7 @@ class Learned(NamedTuple):
     summary: dict[str, Tensor]
     memory: dict[str, Tensor]
     bound: Tensor
+    misfit: Tensor
     loss: Tensor
     loss_before: Tensor
     memory_loss: Tensor
@@ -109,6 +111,7 @@ class Learned(NamedTuple):
         summary: dict[str, Tensor],
         memory: dict[str, Tensor],
         bound: Tensor,
+        misfit: Tensor,
         loss: Tensor,
         *,
         num_kept: Tensor,
@@ -124,6 +127,7 @@ class Learned(NamedTuple):
             summary=summary,
             memory=memory,
             bound=bound,
+            misfit=misfit,
             loss=loss,
             loss_before=loss if loss_before is None else loss_before,
             memory_loss=nothing if memory_loss is None else memory_loss,

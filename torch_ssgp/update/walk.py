@@ -37,8 +37,8 @@ from torch_ssgp.update.starts import take_better
 from torch_ssgp.update.state import Known, Learned, Limits, recall
 
 GROWTH = 0.2  # growth of the data since the last learning that makes it pay again
-LOSS = 0.01  # nats per datum that inducing points may lose in addition, until then
-LATE = 0.02  # growth of the data before it is asked whether they lose so much
+LOSS = 0.01  # nats per datum to win by learning, in addition, that make it pay before
+LATE = 0.02  # growth of the data before it is asked how much there is to win
 SAVED = 3  # updates whose steps one that learns may take, itself included
 
 
@@ -133,10 +133,10 @@ class Update:
         if learned is None:
             learned = self.learn()
         old, judged = self.known.memory, self.judged
-        loss = (learned.loss / self.num_data).detach()
+        loss = self.to_win(learned)
         is_late = self.since_learning >= LATE * self.num_data
         if self.waits and is_late and bool((loss > old.loss.to(loss) + LOSS).any()):
-            # New data are too far from the inducing points of before.
+            # Points or hyperparameters of before no longer suit all data.
             return Update(*self.arguments, judged, must_learn=True).run()
         # A past that faded is young again, and so is what was learned from it.
         started_at = old.started_at.clamp_max(self.num_data)
@@ -174,6 +174,19 @@ class Update:
             flattened=flat & (forgot == 1),
             learned=self.options.num_steps > 0 and not self.is_one_class,
         )
+
+    def to_win(self, learned: Learned) -> Tensor:
+        """Nats per datum that better points, noise and scale would gain, ``(*batch,)``.
+
+        Of the last two together the optimum is known: residuals are ``c`` times what
+        they should be, and multiplying both by ``c`` gains ``(c - 1 - log c) / 2``.
+        """
+        lost = (learned.loss / self.num_data).detach()
+        if not self.limits.shared_noise:
+            return lost
+        num_data = learned.summary["num_data"].to(lost).clamp_min(1)
+        c = (learned.misfit.detach() / num_data).clamp_min(1)
+        return lost + 0.5 * (c - 1 - c.log())
 
     def append(self) -> Learned | None:
         """Add rows to the posterior of before, if that is all there is to do."""
@@ -232,6 +245,7 @@ class Update:
             },
             memory=buffers(rows, raw, sites, limits.shared_noise),
             bound=added.bound,
+            misfit=added.misfit,
             loss=loss,
             num_kept=torch.full_like(loss, summary.num_inducing, dtype=torch.long),
             ascended=Ascended(loss.new_empty(0, *loss.shape), 0, True),
@@ -404,7 +418,7 @@ class Update:
             rows, s = objective.project(prior, data)
         loss = rows.loss / (2 * s)
         rows = fn.compress(rows)
-        bound = fn.evidence(rows, s)
+        bound, misfit = fn.fit(rows, s)
         past = fn.absorb(rows, prior.m_b)
         _check_finite(bound, *past)
         memory_loss = torch.zeros_like(loss)
@@ -440,6 +454,7 @@ class Update:
                 **({} if base is None else base.buffers()),
             },
             bound=bound,
+            misfit=misfit,
             loss=loss,
             loss_before=objective.loss_before,
             memory_loss=memory_loss,
