@@ -182,7 +182,8 @@ class Update:
         they should be, and multiplying both by ``c`` gains ``(c - 1 - log c) / 2``.
         """
         lost = (learned.loss / self.num_data).detach()
-        if not self.limits.shared_noise:
+        ran_out = self.learns and not learned.ascended.converged
+        if not self.limits.shared_noise or ran_out:  # the next one goes on from there
             return lost
         num_data = learned.summary["num_data"].to(lost).clamp_min(1)
         c = (learned.misfit.detach() / num_data).clamp_min(1)
