@@ -38,7 +38,7 @@ from torch_ssgp.update.state import Known, Learned, Limits, recall
 
 GROWTH = 0.2  # growth of the data since the last learning that makes it pay again
 LOSS = 0.01  # nats per datum to win by learning, in addition, that make it pay before
-LATE = 0.02  # growth of the data before it is asked how much there is to win
+LATE = 0.02  # growth of the data below which it must be more, in proportion
 SAVED = 3  # updates whose steps one that learns may take, itself included
 
 
@@ -134,8 +134,8 @@ class Update:
             learned = self.learn()
         old, judged = self.known.memory, self.judged
         loss = self.to_win(learned)
-        is_late = self.since_learning >= LATE * self.num_data
-        if self.waits and is_late and bool((loss > old.loss.to(loss) + LOSS).any()):
+        enough = LOSS * max(1.0, LATE * self.num_data / max(self.since_learning, 1))
+        if self.waits and bool((loss > old.loss.to(loss) + enough).any()):
             # Points or hyperparameters of before no longer suit all data.
             return Update(*self.arguments, judged, must_learn=True).run()
         # A past that faded is young again, and so is what was learned from it.
@@ -183,7 +183,8 @@ class Update:
         """
         lost = (learned.loss / self.num_data).detach()
         ran_out = self.learns and not learned.ascended.converged
-        if not self.limits.shared_noise or ran_out:  # the next one goes on from there
+        awaits = not self.learns and self.judged.is_doubtful  # more witnesses
+        if not self.limits.shared_noise or ran_out or awaits:
             return lost
         num_data = learned.summary["num_data"].to(lost).clamp_min(1)
         c = (learned.misfit.detach() / num_data).clamp_min(1)
