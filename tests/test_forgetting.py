@@ -94,6 +94,28 @@ def test_the_evidence_of_every_power_is_that_of_an_exact_gp():
     torch.testing.assert_close(judged.capped[:-1], capped, rtol=1e-5, atol=1e-5)
 
 
+def test_data_about_which_the_past_says_little_do_not_contradict_it():
+    model = make()
+    x, y = next(batches(torch.sin, 1, 60))
+    model.update(x, y, num_steps=STEPS)
+    x, y = next(batches(torch.cos, 1, 8, seed=1))
+    far = torch.cat([x, x + 1000]), torch.cat([y, 5 * y])
+    known, both = (
+        judge(
+            model.known(data).frozen, model.summary, data, model.jitter(torch.float64)
+        )
+        for data in (model.check_data(x, y, None), model.check_data(*far, None))
+    )
+    assert known.num_data == both.num_data == 8
+    torch.testing.assert_close(both.capped, known.capped)
+    assert known.capped[0] > 5 and known.is_refuted and both.is_refuted
+
+
+def judgement_of(gain: Tensor, capped: Tensor, num_data: int = 0) -> Judgement:
+    zero = torch.zeros(()).double()
+    return Judgement(gain, capped, zero, zero > 0, zero > 0, zero + 1, zero + num_data)
+
+
 def test_an_alarm_takes_the_log_odds_and_more_than_one_witness():
     columns = len(POWERS) + 1
     nothing = torch.zeros(0, dtype=torch.float64)
@@ -101,8 +123,7 @@ def test_an_alarm_takes_the_log_odds_and_more_than_one_witness():
     def judged(capped: float, gain: float) -> Judgement:
         gains = torch.zeros(2, columns, dtype=torch.float64)
         gains[0, 0], gains[1, 0] = capped, gain
-        zero = torch.zeros(()).double()
-        return Judgement(gains[1], gains[0], zero, zero > 0, zero + 1)
+        return judgement_of(gains[1], gains[0])
 
     one = decide(judged(OUTLIER, 200.0), nothing, odds=1e-3)
     assert not one.alarm  # an outlier, whatever its size
@@ -114,8 +135,9 @@ def test_an_alarm_takes_the_log_odds_and_more_than_one_witness():
     assert float(decide(judged(-20.0, -20.0), one.doubt, odds=1e-3).doubt.max()) == 0
 
 
-def test_errors_too_good_to_be_true_speak_for_a_change():
+def test_errors_too_good_to_be_true_speak_for_a_change(monkeypatch):
     """log N(e; 0, c²) - log N(e; 0, 1), e the errors of one datum after the other."""
+    monkeypatch.setattr("torch_ssgp.update.forgetting.FOLLOWED", 0.0)  # all count
     model = make(num_inducing=40)
     model.likelihood.noise = 0.04
     for x, y in batches(torch.sin, 1, 12):
@@ -159,11 +181,8 @@ def _squares(log_probs: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
 
 
 def test_what_a_model_not_quite_right_loses_is_not_counted():
-    zero = torch.zeros(()).double()
     capped = torch.full((len(POWERS) + 1,), 8.0).double()
-    few, many = (
-        Judgement(capped, capped, zero, zero > 0, zero + 1, num) for num in (5, 50)
-    )
+    few, many = (judgement_of(capped, capped, num) for num in (5, 50))
     torch.testing.assert_close(few.convincing, capped - 5 * SLACK)
     nothing = torch.zeros(0).double()
     assert decide(few, nothing, odds=1e-3).alarm
@@ -174,7 +193,7 @@ def test_the_past_fades_where_the_data_at_hand_bear_witness():
     zero = torch.zeros(()).double()
     gain = torch.zeros(len(POWERS) + 1).double()
     gain[2], gain[0], gain[-1] = 9.0, 20.0, 20.0
-    judgement = Judgement(gain, gain, zero, zero > 0, zero + 1)
+    judgement = judgement_of(gain, gain)
     assert float(fading(judgement, gain, odds=1e-3)) == POWERS[2]  # no beginning
     assert float(fading(judgement, 0.3 * gain, odds=1e-3)) == 1  # too little in all
     less = judgement._replace(gain=0.2 * gain, capped=0.2 * gain)  # no witness
@@ -190,7 +209,7 @@ def test_a_drift_goes_on_until_the_evidence_is_against_it():
     drifts, many = zero == 0, 20
     gain = torch.zeros(len(POWERS) + 1).double()
     gain[2], gain[3], gain[0] = 0.5, 0.2, -8.0  # less than is not counted otherwise
-    step = Judgement(gain, gain, zero, zero > 0, zero + 1, many)
+    step = judgement_of(gain, gain, many)
     start = torch.zeros_like(gain)
     start[2] = math.log(1e3)
     assert 0.5 < SLACK * many

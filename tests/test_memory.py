@@ -530,6 +530,18 @@ def test_the_recent_half_of_rows_is_their_marginal_likelihood(sign):
     shift = h[new] - gain @ h[old]
     torch.testing.assert_close(rows.past.U.mT @ rows.past.U, precision)
     torch.testing.assert_close(rows.past.U.mT @ rows.past.g, shift)
-    share = U[:, new].square().sum() / U.square().sum()
-    torch.testing.assert_close(rows.past.n, share * n)
+    share = U[:, new].sum(1).square().sum() / U.sum(1).square().sum()
+    torch.testing.assert_close(rows.past.n, share.clamp_max(1) * n)
     assert rows.past.rho > 0
+
+
+def test_data_are_counted_whatever_the_points_they_are_kept_at():
+    x = torch.linspace(0, 1, 9).double().unsqueeze(-1)
+    z = x.clone()
+    z[1] = z[0] + 1e-4  # a pair of points: differences between them say a lot
+    K = RBFKernel().double()
+    K.lengthscale = 0.1
+    weights = torch.linalg.solve(K(z).to_dense(), K(z, x).to_dense()).mT.detach()
+    zero = x.new_zeros(())
+    past = PseudoObservations(weights, x[:, 0], zero, zero + 9)
+    assert float(recent_half(Rows(z, past), 0, 1).past.n) == pytest.approx(5, abs=0.5)

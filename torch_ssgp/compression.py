@@ -153,8 +153,8 @@ def recent_half(rows: Rows, dim: int, sign: int) -> Rows:
 
     The values at the others are integrated out of the likelihood, with nothing known
     about them: with :math:`[U_{old}, U_{new}] = Q R`, the rows of :math:`R` below the
-    first block. Data and residual are counted in proportion to the precision that is
-    left.
+    first block. Data and residual are counted in proportion to what is left of a
+    constant.
 
     Args:
         rows: Pseudo-observations at points.
@@ -168,8 +168,10 @@ def recent_half(rows: Rows, dim: int, sign: int) -> Rows:
     batch = torch.broadcast_shapes(order.shape[:-1], U.shape[:-2])
     index = order.unsqueeze(-2).expand(*batch, U.size(-2), -1)
     U = U.expand(*batch, -1, -1).gather(-1, index)
-    size = fn.squared_norm(U, (-2, -1))  # zero of a stream that has no reading yet
-    share = fn.squared_norm(U[..., count:], (-2, -1)) / torch.where(size > 0, size, 1)
+    # A datum observes a constant once, whatever the points between which it lies.
+    size, left = (fn.squared_norm(part.sum(-1)) for part in (U, U[..., count:]))
+    # Nothing of a stream that has no reading yet.
+    share = (left / torch.where(size > 0, size, 1)).clamp_max(1)
     g = g.expand(*batch, -1).unsqueeze(-1)
     R = torch.linalg.qr(torch.cat([U, g], -1), mode="r").R[..., count:, :]
     num_left = points.size(-2) - count

@@ -16,8 +16,8 @@ What does not count as evidence:
   weight predicts real data a little better even if nothing changes.
 - More than ``OUTLIER`` nats of one datum, less than an alarm takes: a change needs more
   than one witness.
-- Data about which the past says little, as in a new range of inputs. They cannot
-  contradict it.
+- A datum about which the past says little, as in a new range of inputs. It cannot
+  contradict the past.
 - A time axis that arrives in pieces of more data than there are inducing points. It is
   a map, filled in piece by piece, and wants its whole range. With smaller pieces it may
   outgrow the model, see ``clock.py``.
@@ -86,25 +86,24 @@ class Judgement(NamedTuple):
         surprise: ``(*batch,)``, nats per datum by which the data are less probable
             than the model expected.
         is_surprising: ``(*batch,)``, whether that is more than chance.
+        is_refuted: ``(*batch,)``, the same of data about which the past says much.
         explained: ``(*batch,)``, share of their prior variance that was known before;
             zero for a stream without a reading.
-        num_data: How many data were looked at, for all or ``(*batch,)``.
+        num_data: ``(*batch,)``, data about which the past says much.
     """
 
     gain: Tensor
     capped: Tensor
     surprise: Tensor
     is_surprising: Tensor
+    is_refuted: Tensor
     explained: Tensor
-    num_data: int | Tensor = 0
+    num_data: Tensor
 
     @property
     def convincing(self) -> Tensor:
         """``(*batch, q)``, of ``capped`` what a model not quite right leaves."""
-        slack = SLACK * self.num_data
-        return self.capped - (
-            slack.unsqueeze(-1) if isinstance(slack, Tensor) else slack
-        )
+        return self.capped - SLACK * self.num_data.unsqueeze(-1)
 
     @property
     def is_helped(self) -> Tensor:
@@ -233,16 +232,20 @@ def judge(
         gain = gain.where(seen.unsqueeze(-2), 0)
         misfit, explained = misfit.where(seen, 0), explained.where(seen, 0)
         count = seen.sum(-1).clamp_min(1)
-    capped = gain.clamp_max(OUTLIER).sum(-1)
+    # Of what the past says little about, nothing contradicts it.
+    followed = explained > FOLLOWED
+    gain, num_followed = gain.where(followed.unsqueeze(-2), 0), followed.sum(-1)
     # Again no datum alone: an outlier is nothing to learn from.
-    excess = misfit.clamp_max(5.0).sum(-1) / (2 * count) ** 0.5
+    excess = misfit.clamp_max(5.0)
+    against = excess.where(followed, 0).sum(-1) / (2 * num_followed).sqrt()
     return Judgement(
         gain=gain.sum(-1),
-        capped=capped,
+        capped=gain.clamp_max(OUTLIER).sum(-1),
         surprise=0.5 * misfit.sum(-1) / count,
-        is_surprising=excess > SURPRISING,
+        is_surprising=excess.sum(-1) / (2 * count) ** 0.5 > SURPRISING,
+        is_refuted=against > SURPRISING,
         explained=explained.sum(-1) / count,
-        num_data=count,
+        num_data=num_followed,
     )
 
 
@@ -443,7 +446,8 @@ class Judged(NamedTuple):
         power, alarm, doubt, drifts = decide(judgement, doubt, odds, drifts)
         if options.num_steps:
             # No power explains data of another scale: let learning try both.
-            alarm = alarm | (is_surprising & (judgement.is_followed | (power < 1)))
+            is_refuted = judgement.is_refuted & judgement.is_followed
+            alarm = alarm | is_refuted | (is_surprising & (power < 1))
         doubted = is_old * float(memory.doubted) + y.size(-1)
         if likelihoods.takes_labels(known.prior.likelihood):
             is_told = has_all_classes(memory, data, int(doubted))
