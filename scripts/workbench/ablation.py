@@ -106,7 +106,8 @@ SENSOR = ("sensor",)
 KNOBS = (
     Knob("torch_ssgp.models.MEMORY", (1, 3), (*LARGE, *SMALL, *PERIODS)),
     Knob("torch_ssgp.compression.OVERFLOW", (0.0, 1.0), (*LARGE, *SMALL)),
-    Knob("torch_ssgp.compression.ROUGHNESS", (2.0, 20.0), (*LARGE, *SMALL, *PERIODS)),
+    Knob("torch_ssgp.compression.SPACINGS", (0.75, 3.0), (*LARGE, *SMALL, *PERIODS)),
+    Knob("torch_ssgp.compression.HIDDEN", (1e-6, 1e-2), (*LARGE, *SMALL)),
     Knob("torch_ssgp.compression.MAX_CANDIDATES", (200, 3000), LARGE),
     Knob("torch_ssgp.points.ALIKE", (0.0, 0.9), (*LARGE, *SMALL)),
     Knob("torch_ssgp.inducing.NEEDED", (0.005, 0.1), (*SMALL, *SENSOR)),
@@ -131,6 +132,7 @@ KNOBS = (
     Knob("torch_ssgp.update.walk.SAVED", (1, 10), (*LEARNING, "audio")),
     Knob("torch_ssgp.update.coordinates.WEIGHT", (0.05, 1.0), DEEP),
     Knob("torch_ssgp.update.forgetting.SLACK", (0.0, 0.5), CHANGING),
+    Knob("torch_ssgp.update.trial.APART", (0.05, 2.0), CHANGING),
     Knob("torch_ssgp.update.forgetting.QUIET", (0.01, 0.5), ("scale down",)),
     Knob("torch_ssgp.update.forgetting.ANEW", (0.1, 0.85), CHANGING),
     Knob("torch_ssgp.update.forgetting.OUTLIER", (2.3, 100.0), CHANGING),

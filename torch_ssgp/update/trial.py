@@ -21,13 +21,14 @@ from torch import Tensor
 from torch_ssgp import functional as fn
 from torch_ssgp.memory import Data
 from torch_ssgp.summary import PosteriorSummary
-from torch_ssgp.update import forgetting
 from torch_ssgp.update.ascent import maximize
 from torch_ssgp.update.forgetting import Judged, after_fading, fading, judge
 from torch_ssgp.update.objective import Objective, Prior
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Learned, Limits
 from torch_ssgp.update.walk import Update
+
+APART = 0.5  # nats per datum that a beginning has to gain: less is no new function
 
 
 def update_with(
@@ -95,7 +96,8 @@ def update_with(
 def price_of(num_data: float, num_free: float, odds: float) -> float:
     r"""Nats that a new beginning has to gain.
 
-    The log-odds against a change; what a model that is not quite right loses anyway;
+    The log-odds against a change; what a model that is not quite right loses, more here
+    than by forgetting, as new hyperparameters suit every stretch of real data better;
     and what :math:`p` hyperparameters learned from the same :math:`n` data fit of their
     chance, :math:`p n / (n - p - 1)`, Akaike's criterion corrected for few data.
     Without more data than hyperparameters there is no telling.
@@ -109,7 +111,7 @@ def price_of(num_data: float, num_free: float, odds: float) -> float:
     if num_free and spare <= 0:
         return math.inf
     fitted = num_free * num_data / spare if num_free else 0.0
-    return fitted + forgetting.SLACK * num_data - math.log(odds)
+    return fitted + APART * num_data - math.log(odds)
 
 
 def fade(together: Update, joint: Learned, judged: Judged) -> Learned:
