@@ -576,3 +576,16 @@ def test_points_that_moved_past_the_last_datum_leave_the_clock_alone():
     assert ticking(model.memory, data) == (0, 1)
     model.memory.replace(points=points + 1.0)
     assert ticking(model.memory, data) is None
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_noise_and_scale_that_no_longer_fit_are_learned(fits, monkeypatch):
+    monkeypatch.setattr("torch_ssgp.update.forgetting.SURPRISING", math.inf)
+    first, second = batches(torch.sin, 2, 200)
+    model = make()
+    model.update(*first)
+    if not fits:
+        model.likelihood.noise = model.likelihood.noise.detach() / 9
+    x, y = second
+    result = model.update(x[:10], y[:10], forget=1.0)  # a twentieth more data
+    assert result.learned is not fits

@@ -143,3 +143,18 @@ def test_the_functions_run_on_another_device_without_touching_the_cpu(problem):
     rows = fn.project(prior, past, y, s.expand(6), s, 0.5)
     assert fn.evidence(rows, s).device.type == "meta"
     assert fn.absorb(fn.compress(rows), means[0]).U.device.type == "meta"
+
+
+def test_the_misfit_says_what_a_better_scale_would_gain():
+    """Noise and function times c: the optimum is known in closed form."""
+    m, n, s = 5, 30, torch.tensor(0.1).double()
+    A, r = torch.randn(m, n).double(), 3 * torch.randn(n).double()
+    loss, rho = torch.tensor(0.7).double(), torch.tensor(0.2).double()
+    rows = fn.Projection(torch.eye(m).double(), A, r, loss, rho, torch.tensor(n))
+    bound, misfit = fn.fit(rows, s)
+    covariance = A.mT @ A + s * torch.eye(n)
+    torch.testing.assert_close(misfit, r @ torch.linalg.solve(covariance, r) + rho / s)
+    c = misfit / n
+    scaled = rows._replace(A=c.sqrt() * A, loss=c * loss)
+    gain = fn.evidence(scaled, c * s) - bound
+    torch.testing.assert_close(gain, 0.5 * n * (c - 1 - c.log()))

@@ -194,8 +194,8 @@ class StreamingGP(StreamingCore):
             learn_hyperparameters: Whether the inner loop moves hyperparameters; a
                 number k for every k-th update only, starting with the first. ``"auto"``
                 runs the inner loop when it pays: when there are many more data than the
-                last time, or when the new data are surprising. Other updates only
-                remember.
+                last time, when the new data are surprising, or when points, noise and
+                scale no longer suit all data. Other updates only remember.
             learn_inducing_points: Whether it moves inducing points; by default
                 whenever it moves hyperparameters.
             inducing_points: ``(*batch_shape, m, d)``, the new inducing points (or where
