@@ -18,7 +18,6 @@ OVERFLOW = 0.25
 # Lengthscale under which points are judged, in units of the spacing that a memory of so
 # many points has.
 SPACINGS = 1.5
-HIDDEN = 1e-4  # variance below which a point is known from others, of 1
 MAX_HALVINGS = 20  # of that lengthscale, until it tells enough points apart
 # Raw data beyond this number are thinned out evenly before points are chosen.
 MAX_CANDIDATES = 1000
@@ -108,7 +107,7 @@ def _cover(
             observed,
             capacity,
             greedy.information,
-            floor=zero + max(HIDDEN, 3 * jitter),
+            floor=zero + 3 * jitter,
             excess=zero,
             first=place < num_points,
         )

@@ -107,7 +107,6 @@ KNOBS = (
     Knob("torch_ssgp.models.MEMORY", (1, 3), (*LARGE, *SMALL, *PERIODS)),
     Knob("torch_ssgp.compression.OVERFLOW", (0.0, 1.0), (*LARGE, *SMALL)),
     Knob("torch_ssgp.compression.SPACINGS", (0.75, 3.0), (*LARGE, *SMALL, *PERIODS)),
-    Knob("torch_ssgp.compression.HIDDEN", (1e-6, 1e-2), (*LARGE, *SMALL)),
     Knob("torch_ssgp.compression.MAX_CANDIDATES", (200, 3000), LARGE),
     Knob("torch_ssgp.points.ALIKE", (0.0, 0.9), (*LARGE, *SMALL)),
     Knob("torch_ssgp.inducing.NEEDED", (0.005, 0.1), (*SMALL, *SENSOR)),
