@@ -167,14 +167,14 @@ def recent_half(rows: Rows, dim: int, sign: int) -> Rows:
     batch = torch.broadcast_shapes(order.shape[:-1], U.shape[:-2])
     index = order.unsqueeze(-2).expand(*batch, U.size(-2), -1)
     U = U.expand(*batch, -1, -1).gather(-1, index)
-    # A datum observes a constant once, whatever the points between which it lies.
-    size, left = (fn.squared_norm(part.sum(-1)) for part in (U, U[..., count:]))
-    # Nothing of a stream that has no reading yet.
-    share = (left / torch.where(size > 0, size, 1)).clamp_max(1)
     g = g.expand(*batch, -1).unsqueeze(-1)
     R = torch.linalg.qr(torch.cat([U, g], -1), mode="r").R[..., count:, :]
     num_left = points.size(-2) - count
     U, g = R[..., :num_left, count:-1], R[..., :num_left, -1]
     residual = fn.squared_norm(R[..., num_left:, -1])
+    # A datum observes a constant once, whatever the points between which it lies.
+    before, after = (fn.squared_norm(part.sum(-1)) for part in (rows.past.U, U))
+    # Nothing is left of a stream that has no reading yet.
+    share = after / torch.where(before > 0, before, 1)
     past = PseudoObservations(U, g, share * (rho + residual), share * n)
     return Rows(ordered[..., count:, :], past)
