@@ -141,7 +141,7 @@ def test_streams_that_change_are_predicted_before_they_are_learned(
     few = task._replace(batches=batches)
     monkeypatch.setitem(ablation.STREAMS, "abrupt", lambda seed: few)
     row = ablation.run_one(None, None, "abrupt", 0)
-    model = ablation.STREAMS["stationary"](0).model  # the same kind, and new
+    model = ablation.STREAMS["gradual"](0).model  # the same kind, and new
     errors = []
     for x, y in batches:
         if errors or model.summary.num_inducing:
