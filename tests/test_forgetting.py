@@ -578,6 +578,19 @@ def test_points_that_moved_past_the_last_datum_leave_the_clock_alone():
     assert ticking(model.memory, data) is None
 
 
+def test_rows_of_a_map_may_have_ties():
+    """A map that is filled row by row; every row has one value of the first input."""
+    first, second = torch.meshgrid(torch.arange(8.0), torch.arange(5.0), indexing="ij")
+    x = torch.stack([first.flatten(), second.flatten()], -1).double()
+    y = torch.sin(x.sum(-1))
+    model = make(num_inducing=10, dims=2)
+    model.update(x[:22], y[:22], num_steps=0)
+    data = Data(x[22:], y[22:])  # from the middle of a row
+    assert ticking(model.memory, data) is None
+    assert ticking(model.memory, data, ties=True) == (0, 1)
+    assert ticking(model.memory, Data(x[:18], y[:18]), ties=True) is None
+
+
 @pytest.mark.parametrize("fits", [True, False])
 def test_noise_and_scale_that_no_longer_fit_are_learned(fits, monkeypatch):
     monkeypatch.setattr("torch_ssgp.update.forgetting.SURPRISING", math.inf)

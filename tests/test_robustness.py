@@ -679,6 +679,8 @@ def in_threads(*functions):
 
 
 @pytest.mark.filterwarnings("ignore::torch_ssgp.exceptions.FlattenedWarning")
+# Five points that learn every twentieth update are too few, and a warning says so.
+@pytest.mark.filterwarnings("ignore::torch_ssgp.exceptions.BudgetWarning")
 def test_readers_see_one_of_the_posteriors_and_never_a_mixture():
     model = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=5).double()
     x = torch.linspace(0, 6, 5, dtype=torch.float64).unsqueeze(-1)

@@ -16,6 +16,7 @@ package once:
 ``compression.py``           the points it keeps, and the stretch it drops
 ``buffers.py``               state in buffers that are replaced atomically
 ``inducing.py``              policies that choose inducing points
+``greedy.py``                the best point first, one after the other
 ``points.py``                sets of points: thin, merge, drop
 ``update/``                  one update, as a function; its ``__init__.py`` is its tour
 ``modules.py``               GPyTorch kernels and noises as tensors; jitter

@@ -111,9 +111,9 @@ def _cover(
             excess=zero,
             first=place < num_points,
         )
-        rank = torch.arange(taken.index.size(-1), device=points.device)
+        rank = torch.arange(taken.order.size(-1), device=points.device)
         rank = torch.where(taken.useful, rank, num_points)
-        place = place.scatter_reduce(-1, taken.index, rank, "amin")
+        place = place.scatter_reduce(-1, taken.order, rank, "amin")
         if bool((place < num_points).sum(-1).min() >= capacity):
             break
         unit = 2 * unit

@@ -122,10 +122,9 @@ class Fit(NamedTuple):
     r"""How well a model explains rows.
 
     Attributes:
-        bound: ``(*batch,)``, bound on the log evidence.
-        misfit: ``(*batch,)``, :math:`(\|r\|^2 + \rho) / s - \|c\|^2`, the residuals
-            squared, in units of the variance predicted for them. It is the number of
-            data where noise and scale of the function were learned together.
+        bound: ``(*batch,)``, of the log evidence (Power-EP: an approximation).
+        misfit: ``(*batch,)``, :math:`(\|r\|^2 + \rho) / s - \|c\|^2`: squared residuals
+            in units of their variance, ``n`` where noise and scale were learned.
     """
 
     bound: Tensor
@@ -375,7 +374,12 @@ def factorize(projection: Projection, s: Tensor) -> Posterior:
 
 
 def evidence(projection: Projection, s: Tensor) -> Tensor:
-    r"""Lower bound (Power-EP: approximation) of the log evidence of all data so far.
+    """The bound of :func:`fit`."""
+    return fit(projection, s).bound
+
+
+def fit(projection: Projection, s: Tensor) -> Fit:
+    r"""How well rows are explained.
 
     .. math::
         F = -\tfrac{n}{2} \log 2\pi s - \tfrac12 \log |D|
@@ -384,25 +388,12 @@ def evidence(projection: Projection, s: Tensor) -> Tensor:
     Args:
         projection: Rows of the regression.
         s: ``(*batch,)`` noise scale of the rows.
-
-    Returns:
-        ``(*batch,)``.
     """
-    return fit(projection, s).bound
-
-
-def fit(projection: Projection, s: Tensor) -> Fit:
-    """How well rows are explained; see :func:`evidence` for the arguments."""
-    posterior = factorize(projection, s)
-    explained = squared_norm(posterior.c)
-    misfit = (squared_norm(projection.r) + projection.rho) / s - explained
-    bound = -0.5 * (
-        projection.n * (LOG_2PI + s.log())
-        + log_det(posterior.L_D)
-        + projection.loss / s
-        + misfit
-    )
-    return Fit(bound, misfit)
+    posterior, n = factorize(projection, s), projection.n
+    residual = squared_norm(projection.r) + projection.rho
+    misfit = residual / s - squared_norm(posterior.c)
+    log_dets = n * (LOG_2PI + s.log()) + log_det(posterior.L_D)
+    return Fit(-0.5 * (log_dets + projection.loss / s + misfit), misfit)
 
 
 def compress(projection: Projection) -> Projection:

@@ -41,13 +41,13 @@ class Taken(NamedTuple):
     """Candidates in the order in which they were taken.
 
     Attributes:
-        index: ``(*batch, m)``.
+        order: ``(*batch, m)``, their indices.
         t: ``(*batch, m)``, what is lost with the points up to this one.
         useful: ``(*batch, m)``, whether it was a new point, or a copy because a stream
             had no more to tell apart.
     """
 
-    index: Tensor
+    order: Tensor
     t: Tensor
     useful: Tensor
 

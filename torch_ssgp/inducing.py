@@ -256,7 +256,7 @@ class GreedyPolicy(InducingPolicy):
             enough=None if enough is None else 2 * candidates.s * enough,
             at_least=at_least,
         )
-        index = taken.index.unsqueeze(-1).expand(*taken.index.shape, points.size(-1))
+        index = taken.order.unsqueeze(-1).expand(*taken.order.shape, points.size(-1))
         loss = taken.t / (2 * candidates.s.unsqueeze(-1))
         return Ranking(points.gather(-2, index), loss)
 

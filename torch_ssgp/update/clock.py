@@ -62,19 +62,23 @@ def outgrown(
     return None if _is_related(kernel, older_half(old, *clock), x) else clock
 
 
-def ticking(memory: Memory, data: Data) -> Clock | None:
+def ticking(memory: Memory, data: Data, ties: bool = False) -> Clock | None:
     """The input that has grown with every datum of late, or fallen, if there is one.
 
     Args:
         memory: What is remembered.
         data: New data.
+        ties: Whether some data may have the same value, as those of a row of a map.
     """
     old = memory.compressed.points.to(data.x)
     x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
     if x.size(-2) < TICKS:
         return None
     for sign in (1, -1):
-        grows = (sign * x.diff(dim=-2)).amin(-2) > 0
+        step = sign * x.diff(dim=-2)
+        grows = (step.amin(-2) >= 0) & (step.amax(-2) > 0)
+        if not ties:
+            grows = step.amin(-2) > 0
         if old.size(-2):
             low, high = torch.aminmax(sign * old, dim=-2)
             # Points that learn may have moved past the last datum, if not far.

@@ -409,7 +409,7 @@ class Judged(NamedTuple):
         if options.forget is None and int(memory.base_key):
             is_auto = False  # a branch keeps what is to be merged
         is_large = y.size(-1) > known.summary.num_inducing > 0
-        if is_auto and is_large and ticking(memory, data) is not None:
+        if is_auto and is_large and ticking(memory, data, ties=True) is not None:
             is_auto = False  # the next piece of a map, which wants its whole range
         power: float | Tensor = options.power
         judgement = recalled = None

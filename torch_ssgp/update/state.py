@@ -104,6 +104,23 @@ class Learned(NamedTuple):
     settled: bool
     status: Status
 
+    def to_win(self, num_data: float, is_scaled: bool) -> Tensor:
+        """Nats per datum that better points, noise and scale would gain, ``(*batch,)``.
+
+        Of the last two together the optimum is known: residuals are ``c`` times what
+        they should be, and multiplying both by ``c`` gains ``(c - 1 - log c) / 2``.
+
+        Args:
+            num_data: Data seen, the largest number of all streams.
+            is_scaled: Whether noise and scale count.
+        """
+        lost = (self.loss / num_data).detach()
+        if not is_scaled:
+            return lost
+        count = self.summary["num_data"].to(lost).clamp_min(1)
+        c = (self.misfit.detach() / count).clamp_min(1)
+        return lost + 0.5 * (c - 1 - c.log())
+
     @classmethod
     def of(
         cls,

@@ -133,7 +133,9 @@ class Update:
         if learned is None:
             learned = self.learn()
         old, judged = self.known.memory, self.judged
-        loss = self.to_win(learned)
+        # Not where steps ran out, or where more witnesses are awaited.
+        settled = learned.ascended.converged if self.learns else not judged.is_doubtful
+        loss = learned.to_win(self.num_data, self.limits.shared_noise and settled)
         enough = LOSS * max(1.0, LATE * self.num_data / max(self.since_learning, 1))
         if self.waits and bool((loss > old.loss.to(loss) + enough).any()):
             # Points or hyperparameters of before no longer suit all data.
@@ -174,21 +176,6 @@ class Update:
             flattened=flat & (forgot == 1),
             learned=self.options.num_steps > 0 and not self.is_one_class,
         )
-
-    def to_win(self, learned: Learned) -> Tensor:
-        """Nats per datum that better points, noise and scale would gain, ``(*batch,)``.
-
-        Of the last two together the optimum is known: residuals are ``c`` times what
-        they should be, and multiplying both by ``c`` gains ``(c - 1 - log c) / 2``.
-        """
-        lost = (learned.loss / self.num_data).detach()
-        ran_out = self.learns and not learned.ascended.converged
-        awaits = not self.learns and self.judged.is_doubtful  # more witnesses
-        if not self.limits.shared_noise or ran_out or awaits:
-            return lost
-        num_data = learned.summary["num_data"].to(lost).clamp_min(1)
-        c = (learned.misfit.detach() / num_data).clamp_min(1)
-        return lost + 0.5 * (c - 1 - c.log())
 
     def append(self) -> Learned | None:
         """Add rows to the posterior of before, if that is all there is to do."""
@@ -492,14 +479,9 @@ class Update:
             points, fixed = objective.z.detach(), objective.z.size(-2)
         # Power-EP projects diagonally, once: more points in between would change it.
         elif not (fixed and self.limits.alpha):
-            points = choose_points(
-                Rows(objective.z_a, objective.past),
-                objective.data.x,
-                precision(objective),
-                self.limits.memory_size,
-                objective.jitter,
-                z,
-            )
+            known, x = Rows(objective.z_a, objective.past), objective.data.x
+            size, jitter = self.limits.memory_size, objective.jitter
+            points = choose_points(known, x, precision(objective), size, jitter, z)
             points = objective.agree(points)
         prior = objective.final_prior(points, num_inducing=fixed)
         rows, s = objective.project(prior, data)
