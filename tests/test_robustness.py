@@ -679,8 +679,6 @@ def in_threads(*functions):
 
 
 @pytest.mark.filterwarnings("ignore::torch_ssgp.exceptions.FlattenedWarning")
-# Five points that learn every twentieth update are too few, and a warning says so.
-@pytest.mark.filterwarnings("ignore::torch_ssgp.exceptions.BudgetWarning")
 def test_readers_see_one_of_the_posteriors_and_never_a_mixture():
     model = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=5).double()
     x = torch.linspace(0, 6, 5, dtype=torch.float64).unsqueeze(-1)
@@ -700,7 +698,7 @@ def test_readers_see_one_of_the_posteriors_and_never_a_mixture():
             for i in range(200):
                 z = 6 * torch.rand(4, 1, dtype=torch.float64)
                 y = torch.sin(z[:, 0]) * (1 + i / 50)
-                model.update(z, y, num_steps=int(i % 20 == 0))
+                model.update(z, y, num_steps=5 * int(i % 20 == 0))
                 record()
         finally:
             done.set()
