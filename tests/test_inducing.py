@@ -451,3 +451,29 @@ def test_the_warning_speaks_of_the_tolerance_where_there_is_room():
 def test_numbers_of_steps_may_be_numpys():
     model, x = make_model(num_inducing=numpy.int64(5)), draw(20, 1)
     assert model.update(x, x[:, 0], num_steps=numpy.int64(3)).num_steps == 3
+
+
+class Anew(AdaptiveBudget):
+    """Chooses all points at every update."""
+
+    def extend(self, candidates):
+        return self(candidates)
+
+
+def test_points_that_learning_has_placed_stay_where_they_lose_less():
+    torch.manual_seed(0)
+    x = 20 * torch.rand(300, 1, dtype=torch.float64)
+    y = torch.sin(x[:, 0]) + 0.1 * torch.randn(300, dtype=torch.float64)
+    lost = {}
+    for policy in (AdaptiveBudget(), Anew()):
+        kernel = ScaleKernel(RBFKernel())
+        model = StreamingGP(kernel, num_inducing=10, inducing_policy=policy).double()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BudgetWarning)  # ten points are too few
+            model.update(x[:260], y[:260])
+            z = model.summary.inducing_points
+            result = model.update(x[260:], y[260:], num_steps=0)
+        lost[type(policy)] = float(result.projection_loss)
+        stays = torch.equal(model.summary.inducing_points, z)
+        assert stays is not isinstance(policy, Anew)
+    assert lost[AdaptiveBudget] < lost[Anew]

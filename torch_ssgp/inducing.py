@@ -27,6 +27,7 @@ from torch_ssgp.functional import (
     broadcast_matrices,
     cholesky,
     solve_lower,
+    squared_norm,
 )
 from torch_ssgp.greedy import Observed
 from torch_ssgp.modules import form_of, inducing_gram, variances
@@ -344,7 +345,8 @@ class AdaptiveBudget(InducingPolicy):
         """The points of before, and what new data need beside them.
 
         At a full budget those go whose loss costs least, old or new. Where many are
-        needed, all are chosen anew.
+        needed, all are chosen anew, unless those of before, where learning has moved
+        them, lose less.
         """
         z, x = candidates.z_a, candidates.x_new
         most = self._most(candidates)
@@ -361,16 +363,15 @@ class AdaptiveBudget(InducingPolicy):
         if count == 0:
             return z
         if count > min(FEW, most // 2):
-            return self(candidates)
+            new = self(candidates)
+            worse = loss_at(candidates, z) > loss_at(candidates, new)
+            return new if bool(worse.any()) else z
         z = torch.cat(broadcast_matrices(z, x[..., needed, :]), -2)
         if z.size(-2) <= most:
             return z
         # A = P K_zX Wᵀ of the rows W that observe all points X, P = K_zz⁻¹.
-        K_zz, K, _ = inducing_gram(form, z, candidates.jitter, candidates.points)
-        U, root = candidates.past.U, candidates.weight.sqrt().unsqueeze(-2)
-        K_zs, K_zf = K[..., : U.size(-1)], K[..., U.size(-1) :]
-        A = torch.cat(broadcast_matrices(K_zs @ U.mT, K_zf * root), -1)
-        A = torch.cholesky_solve(A, cholesky(K_zz))
+        K_zz, rows = _observed_from(candidates, z)
+        A = torch.cholesky_solve(rows, cholesky(K_zz))
         kept = least_missed(K_zz, A @ A.mT, most, 0).unsqueeze(-1)
         return z.gather(-2, kept.expand(*kept.shape[:-1], z.size(-1)))
 
@@ -390,17 +391,38 @@ class AdaptiveBudget(InducingPolicy):
 
     def _enough(self, candidates: Candidates) -> Tensor:
         """Nats that may be lost, ``(*batch,)``."""
-        U, kernel = candidates.past.U, candidates.kernel
-        said = (candidates.weight * variances(kernel, candidates.x)).sum(-1)
-        if candidates.z_s.size(-2):
-            K_ss = inducing_gram(kernel, candidates.z_s, candidates.jitter).K_zz
-            said = said + ((U @ K_ss) * U).sum((-2, -1))
         num_data = candidates.past.n + (candidates.weight > 0).sum(-1)
-        return self.tolerance * (said / (2 * candidates.s)).minimum(num_data)
+        return self.tolerance * said_by(candidates).minimum(num_data)
 
     def _most(self, candidates: Candidates) -> int:
         most = candidates.num_inducing
         return min(self.max_inducing or most, most)
+
+
+def said_by(candidates: Candidates) -> Tensor:
+    """Nats that past and data say about the function, ``(*batch,)``: tr WKWᵀ / 2s."""
+    U, kernel = candidates.past.U, candidates.kernel
+    said = (candidates.weight * variances(kernel, candidates.x)).sum(-1)
+    if candidates.z_s.size(-2):
+        K_ss = inducing_gram(kernel, candidates.z_s, candidates.jitter).K_zz
+        said = said + ((U @ K_ss) * U).sum((-2, -1))
+    return said / (2 * candidates.s)
+
+
+def loss_at(candidates: Candidates, z: Tensor) -> Tensor:
+    """Nats of these that inducing points ``(*batch, m, d)`` lose, ``(*batch,)``."""
+    K_zz, rows = _observed_from(candidates, z)
+    A = solve_lower(cholesky(K_zz), rows)
+    return said_by(candidates) - squared_norm(A, (-2, -1)) / (2 * candidates.s)
+
+
+def _observed_from(candidates: Candidates, z: Tensor) -> tuple[Tensor, Tensor]:
+    """``K_zz``, and the covariance of ``z`` with what the rows of past and data see."""
+    form, points = form_of(candidates.kernel), candidates.points
+    K_zz, K, _ = inducing_gram(form, z, candidates.jitter, points)
+    U, root = candidates.past.U, candidates.weight.sqrt().unsqueeze(-2)
+    K_zs, K_zf = K[..., : U.size(-1)], K[..., U.size(-1) :]
+    return K_zz, torch.cat(broadcast_matrices(K_zs @ U.mT, K_zf * root), -1)
 
 
 class AllocatorPolicy(InducingPolicy):
