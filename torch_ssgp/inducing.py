@@ -40,7 +40,7 @@ from torch_ssgp.validation import (
 )
 
 NEEDED = 0.02  # nats that a datum may lose before it gets a point of its own
-FEW = 8  # points that are added to old ones; for more, all are chosen anew
+FEW = 8  # points that are added to old ones; for more, a new choice is tried
 
 
 class Candidates(NamedTuple):
@@ -364,8 +364,8 @@ class AdaptiveBudget(InducingPolicy):
             return z
         if count > min(FEW, most // 2):
             new = self(candidates)
-            worse = loss_at(candidates, z) > loss_at(candidates, new)
-            return new if bool(worse.any()) else z
+            is_better = _explained(candidates, new) > _explained(candidates, z)
+            return new if bool(is_better.any()) else z
         z = torch.cat(broadcast_matrices(z, x[..., needed, :]), -2)
         if z.size(-2) <= most:
             return z
@@ -391,29 +391,23 @@ class AdaptiveBudget(InducingPolicy):
 
     def _enough(self, candidates: Candidates) -> Tensor:
         """Nats that may be lost, ``(*batch,)``."""
+        U, kernel = candidates.past.U, candidates.kernel
+        said = (candidates.weight * variances(kernel, candidates.x)).sum(-1)
+        if candidates.z_s.size(-2):
+            K_ss = inducing_gram(kernel, candidates.z_s, candidates.jitter).K_zz
+            said = said + ((U @ K_ss) * U).sum((-2, -1))
         num_data = candidates.past.n + (candidates.weight > 0).sum(-1)
-        return self.tolerance * said_by(candidates).minimum(num_data)
+        return self.tolerance * (said / (2 * candidates.s)).minimum(num_data)
 
     def _most(self, candidates: Candidates) -> int:
         most = candidates.num_inducing
         return min(self.max_inducing or most, most)
 
 
-def said_by(candidates: Candidates) -> Tensor:
-    """Nats that past and data say about the function, ``(*batch,)``: tr WKWᵀ / 2s."""
-    U, kernel = candidates.past.U, candidates.kernel
-    said = (candidates.weight * variances(kernel, candidates.x)).sum(-1)
-    if candidates.z_s.size(-2):
-        K_ss = inducing_gram(kernel, candidates.z_s, candidates.jitter).K_zz
-        said = said + ((U @ K_ss) * U).sum((-2, -1))
-    return said / (2 * candidates.s)
-
-
-def loss_at(candidates: Candidates, z: Tensor) -> Tensor:
-    """Nats of these that inducing points ``(*batch, m, d)`` lose, ``(*batch,)``."""
+def _explained(candidates: Candidates, z: Tensor) -> Tensor:
+    """What past and data say that points ``z`` do not lose, ``(*batch,)``: tr WQWᵀ."""
     K_zz, rows = _observed_from(candidates, z)
-    A = solve_lower(cholesky(K_zz), rows)
-    return said_by(candidates) - squared_norm(A, (-2, -1)) / (2 * candidates.s)
+    return squared_norm(solve_lower(cholesky(K_zz), rows), (-2, -1))
 
 
 def _observed_from(candidates: Candidates, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -76,9 +76,8 @@ def ticking(memory: Memory, data: Data, ties: bool = False) -> Clock | None:
         return None
     for sign in (1, -1):
         step = sign * x.diff(dim=-2)
-        grows = (step.amin(-2) >= 0) & (step.amax(-2) > 0)
-        if not ties:
-            grows = step.amin(-2) > 0
+        least, most = torch.aminmax(step, dim=-2)
+        grows = (least >= 0) & (most > 0) if ties else least > 0
         if old.size(-2):
             low, high = torch.aminmax(sign * old, dim=-2)
             # Points that learn may have moved past the last datum, if not far.

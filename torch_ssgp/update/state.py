@@ -107,8 +107,9 @@ class Learned(NamedTuple):
     def to_win(self, num_data: float, is_scaled: bool) -> Tensor:
         """Nats per datum that better points, noise and scale would gain, ``(*batch,)``.
 
-        Of the last two together the optimum is known: residuals are ``c`` times what
-        they should be, and multiplying both by ``c`` gains ``(c - 1 - log c) / 2``.
+        Of the last two together the optimum is known: where squared residuals are ``c``
+        times their predicted variance, multiplying noise and scale by ``c`` gains
+        ``(c - 1 - log c) / 2``.
 
         Args:
             num_data: Data seen, the largest number of all streams.
