@@ -98,33 +98,31 @@ def take(
     while len(chosen) < count:
         # E and h follow after every block of points, in one product. Within it
         # e is exact, and h falls with its square as that of a neighbour does.
-        start_e, start_h = e, h.clamp_min(0)
+        shape = h.clamp_min(0) / torch.where(e > 0, e, 1).square()
         size = max(min(len(chosen) // 8, BLOCK, count - len(chosen)), 1)
         C = K.new_zeros(*K.shape[:-2], size, K.size(-1))
-        spent = []
         for k in range(size):
-            ratio = e / torch.where(start_e > 0, start_e, 1)
-            scores = score(e, start_h * ratio.square())
+            scores = score(e, shape * e.square())
             if first is not None:
                 scores = torch.where(first, torch.inf, scores)
-            scores = torch.where(e > floor, scores, -torch.inf)
-            best, j = scores.max(-1, keepdim=True)
+            best, j = torch.where(e > floor, scores, -torch.inf).max(-1, keepdim=True)
             row = E.gather(-2, j.unsqueeze(-1).expand(*j.shape, E.size(-1)))
             done = C[..., :k, :]
             at_j = done.gather(-1, j.unsqueeze(-2).expand(*done.shape[:-1], 1))
-            pivot = e.gather(-1, j).clamp_min(1e-300)
+            # A stream that has no more to tell apart takes a copy, which says nothing.
+            is_new = best > -torch.inf
+            pivot = torch.where(is_new, e.gather(-1, j), torch.inf)
             c = (row - at_j.mT @ done).squeeze(-2) * pivot.rsqrt()
-            c = torch.where(best > -torch.inf, c, 0)
-            e = (e - c.square()).scatter(-1, j, 0.0)
+            e = e.addcmul(c, c, value=-1).scatter(-1, j, 0.0)
             C[..., k, :] = c
             chosen.append(j)
-            useful.append(best > -torch.inf)
-            spent.append(excess.gather(-1, j))
+            useful.append(is_new)
         V = observed @ C.mT
         CV = C @ V
         h = h + (C * (CV @ C - 2 * (E @ V).mT)).sum(-2)
         E -= C.mT @ C
-        gain = CV.diagonal(dim1=-2, dim2=-1) - torch.cat(spent, -1)
+        spent = excess.gather(-1, torch.cat(chosen[-size:], -1))
+        gain = CV.diagonal(dim1=-2, dim2=-1) - spent
         gain = torch.where(torch.cat(useful[-size:], -1), gain, 0)
         losses += (t.unsqueeze(-1) - gain.cumsum(-1)).clamp_min(0).unbind(-1)
         t = losses[-1]
