@@ -106,7 +106,7 @@ def test_data_about_which_the_past_says_little_do_not_contradict_it():
         )
         for data in (model.check_data(x, y, None), model.check_data(*far, None))
     )
-    assert known.num_data == both.num_data == 8
+    assert known.num_followed == both.num_followed == 8
     torch.testing.assert_close(both.capped, known.capped)
     assert known.capped[0] > 5 and known.is_refuted and both.is_refuted
 

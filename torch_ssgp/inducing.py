@@ -372,7 +372,7 @@ class AdaptiveBudget(InducingPolicy):
         # A = P K_zX Wᵀ of the rows W that observe all points X, P = K_zz⁻¹.
         K_zz, rows = _observed_from(candidates, z)
         A = torch.cholesky_solve(rows, cholesky(K_zz))
-        kept = least_missed(K_zz, A @ A.mT, most, 0).unsqueeze(-1)
+        kept = least_missed(K_zz, A @ A.mT, most).unsqueeze(-1)
         return z.gather(-2, kept.expand(*kept.shape[:-1], z.size(-1)))
 
     def revise(self, candidates: Candidates, z: Tensor, loss: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
     return z.gather(-2, order.unsqueeze(-1).expand(*order.shape, z.size(-1)))
 
 
-def least_missed(K: Tensor, G: Tensor, capacity: int, num_kept: int) -> Tensor:
+def least_missed(K: Tensor, G: Tensor, capacity: int) -> Tensor:
     r"""All points but those that the rows miss least, one round after the other.
 
     With :math:`P = K^{-1}`, point :math:`j` is known from the others up to a variance
@@ -78,7 +78,6 @@ def least_missed(K: Tensor, G: Tensor, capacity: int, num_kept: int) -> Tensor:
         K: ``(*batch, n, n)``, prior covariance.
         G: ``(*batch, n, n)``, what rows say about the points.
         capacity: The number of points to keep.
-        num_kept: How many of them, the first ones, stay in any case.
 
     Returns:
         Indices ``(*batch, capacity)``, in order.
@@ -92,9 +91,8 @@ def least_missed(K: Tensor, G: Tensor, capacity: int, num_kept: int) -> Tensor:
     while num_left > capacity:
         variance = diagonal(P).reciprocal()
         missed = torch.where(gone, torch.inf, variance * diagonal(G))
-        missed[..., :num_kept] = torch.inf
         most = -(-(num_left - capacity) // 2)
-        J = missed.topk(min(2 * most, num_left - num_kept), largest=False).indices
+        J = missed.topk(min(2 * most, num_left), largest=False).indices
         v = variance.gather(-1, J)
         partial = _columns(_rows(P, J), J).square() * v.unsqueeze(-1) * v.unsqueeze(-2)
         waits = (partial > ALIKE).tril(-1).any(-1)

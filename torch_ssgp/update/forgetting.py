@@ -89,7 +89,7 @@ class Judgement(NamedTuple):
         is_refuted: ``(*batch,)``, the same of data about which the past says much.
         explained: ``(*batch,)``, share of their prior variance that was known before;
             zero for a stream without a reading.
-        num_data: ``(*batch,)``, data about which the past says much.
+        num_followed: ``(*batch,)``, data about which the past says much.
     """
 
     gain: Tensor
@@ -98,12 +98,12 @@ class Judgement(NamedTuple):
     is_surprising: Tensor
     is_refuted: Tensor
     explained: Tensor
-    num_data: Tensor
+    num_followed: Tensor
 
     @property
     def convincing(self) -> Tensor:
         """``(*batch, q)``, of ``capped`` what a model not quite right leaves."""
-        return self.capped - SLACK * self.num_data.unsqueeze(-1)
+        return self.capped - SLACK * self.num_followed.unsqueeze(-1)
 
     @property
     def is_helped(self) -> Tensor:
@@ -245,7 +245,7 @@ def judge(
         is_surprising=excess.sum(-1) / (2 * count) ** 0.5 > SURPRISING,
         is_refuted=against > SURPRISING,
         explained=explained.sum(-1) / count,
-        num_data=num_followed,
+        num_followed=num_followed,
     )
 
 
