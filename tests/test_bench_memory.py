@@ -113,7 +113,6 @@ def test_variants_share_the_inducing_points_or_the_storage(
         KEPT: (100, None),
         "memory M": (100, 100),
         "memory 1.5M": (100, 150),
-        "memory 2M": (100, 200),
         "memory 3M": (100, 300),
         STORAGE: (224, 224),  # 224 x 226 = 50,624, and 100 x 102 + 200 x 202 = 50,600
     }
@@ -323,12 +322,16 @@ def test_errors_below_the_noise_floor_count_as_the_floor() -> None:
 
 def test_sizes_are_compared_on_streams_that_have_them_all() -> None:
     rows = [row(name, BATCH, 1.0, 1.0) for name in ("bike", "elevators", "terrain")]
-    for place, size in enumerate(SIZES):
+    by_size = ["memory M", "memory 1.5M", DEFAULT, "memory 3M"]
+    assert {*by_size} == {*SIZES, DEFAULT}
+    for place, size in enumerate(by_size):
         rows.append(row("bike", size, 1.5 - 0.1 * place, 1.0, (1.0, 2.0)))
         rows.append(row("elevators", size, 1.1, 0.5, (1.0, 2.0), cpu_seconds=4.0))
     rows.append(row("terrain", "memory M", 99.0, -99.0))
+    rows.append(row("bike", DEFAULT, 99.0, -99.0, seed=1))  # only one size has it
     lines = tables.sizes(rows)
-    assert [line["variant"] for line in lines] == [*SIZES]
+    names = ["memory M", "memory 1.5M", "memory 2M, the default", "memory 3M"]
+    assert [line["variant"] for line in lines] == names
     assert {line["streams"] for line in lines} == {2}
     worst = [line["RMSE / batch, worst"] for line in lines]
     assert worst == pytest.approx([1.5, 1.4, 1.3, 1.2])
