@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 
 import gpytorch
 import pytest
@@ -15,6 +17,7 @@ from gpytorch.means import ZeroMean
 
 from conftest import FULL
 from torch_ssgp import StreamingGP
+from torch_ssgp.update import ascent
 from workbench import streams
 
 
@@ -112,6 +115,54 @@ def test_progress_shows_a_bar_and_is_silent_by_default(capsys):
     assert captured.out == "" and captured.err == ""
     model().update(x, y, num_steps=3, progress=True)
     assert "update" in capsys.readouterr().err
+
+
+def test_steps_are_those_of_adam_with_cosine_annealing():
+    class Bowl:
+        """What the inner loop needs of an ascent, with a loss of its own."""
+
+        def __init__(self):
+            self.eta = torch.tensor([3.0, -2.0, 0.5], requires_grad=True)
+            self.floor = torch.tensor(-math.inf)
+            self.path = []
+
+        def loss(self, needs_gradient=True):
+            self.eta.grad = None
+            (self.eta.square() * torch.tensor([1.0, 10.0, 0.1])).sum().backward()
+
+        def report(self):
+            self.path.append(self.eta.detach().clone())
+
+        def new_window(self):
+            pass
+
+        def plateau(self):
+            return False
+
+    ours, theirs, num_steps = Bowl(), Bowl(), 25
+    assert not ascent._adam(ours, num_steps, 0.05)
+    optimizer = torch.optim.Adam([theirs.eta], lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, num_steps, eta_min=0.005
+    )
+    for _ in range(num_steps):
+        theirs.loss()
+        optimizer.step()
+        schedule.step()
+        theirs.report()
+    torch.testing.assert_close(torch.stack(ours.path), torch.stack(theirs.path))
+
+
+def test_the_first_update_loads_no_compiler():
+    code = """
+import sys, torch
+from gpytorch.kernels import RBFKernel
+from torch_ssgp import StreamingGP
+x = torch.linspace(0, 1, 20)
+assert StreamingGP(RBFKernel()).update(x, x, num_steps=2).num_steps == 2
+assert "torch._dynamo" not in sys.modules  # seconds, before anything is learned
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_adam_looks_at_the_loss_only_now_and_then(monkeypatch):

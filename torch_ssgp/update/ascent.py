@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from torch_ssgp.exceptions import (
     Breakdown,
@@ -244,16 +245,14 @@ def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:
     """Adam; where steps were too long to gain anything, it retries shorter ones."""
     step = 0
     for rate in (lr, *(lr * factor for factor in SHORTER)):
-        optimizer = torch.optim.Adam([ascent.eta], lr=rate, fused=ascent.eta.is_cpu)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-            optimizer, num_steps - step, eta_min=0.1 * rate
-        )
+        optimizer, first, length = _Adam(ascent.eta), step, num_steps - step
         ascent.new_window()
         ascent.loss()
         while step < num_steps:
+            # Cosine annealing, down to a tenth of the rate.
+            annealed = (1 + math.cos(math.pi * (step - first) / length)) / 2
+            optimizer.step(rate * (0.1 + 0.9 * annealed))
             step += 1
-            optimizer.step()
-            schedule.step()
             with torch.no_grad():
                 ascent.eta.clamp_(min=ascent.floor)
             ascent.loss(needs_gradient=step < num_steps)
@@ -266,6 +265,37 @@ def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:
             return True
         ascent.go_back()
     return True
+
+
+class _Adam:
+    """PyTorch's Adam as a function: its class imports a compiler first, for seconds."""
+
+    def __init__(self, eta: Tensor) -> None:
+        self.eta = eta
+        self.mean, self.square = torch.zeros_like(eta), torch.zeros_like(eta)
+        self.count = torch.zeros((), dtype=torch.float32)
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """One step along the gradient."""
+        if self.eta.grad is None:
+            return
+        adam(
+            [self.eta],
+            [self.eta.grad],
+            [self.mean],
+            [self.square],
+            [],
+            [self.count],
+            fused=self.eta.is_cpu,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=lr,
+            weight_decay=0.0,
+            eps=1e-8,
+            maximize=False,
+        )
 
 
 def _lbfgs(ascent: Ascent, num_steps: int, lr: float) -> bool:
