@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,8 +33,16 @@ class Buffers(nn.Module):
     def __copy__(self) -> Any:
         """A copy that keeps these buffers when the original replaces its own."""
         new = type(self).__new__(type(self))
-        new.__dict__ = {**self.__dict__, "_buffers": dict(self._buffers)}
+        vars(new).update(self.__dict__, _buffers=dict(self._buffers))
         return new
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """All of them; there are no submodules to look into.
+
+        Args:
+            recurse: As in ``torch.nn.Module``.
+        """
+        return (buffer for buffer in self._buffers.values() if buffer is not None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles hold values: a graph can be neither copied nor pickled."""

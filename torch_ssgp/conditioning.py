@@ -10,16 +10,15 @@ from torch import Tensor
 from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
 from torch_ssgp.core import StreamingCore
-from torch_ssgp.memory import Data, GaussianData, Memory, buffers, no_base, remember
+from torch_ssgp.memory import Data, GaussianData, buffers, no_base, remember
 from torch_ssgp.modules import (
     inducing_gram,
     observation_noise,
     prior_blocks,
     same_variables,
 )
-from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Prior
-from torch_ssgp.update.state import recall
+from torch_ssgp.update.state import Known, recall
 from torch_ssgp.update.walk import make_objective
 
 Core = TypeVar("Core", bound=StreamingCore)
@@ -47,7 +46,8 @@ def condition(
     if not likelihoods.is_gaussian(core.likelihood):
         data, offset = _as_sites(core, data)
     shared = core.shares_noise(data.noise)
-    kernel, mean, likelihood = core.frozen_modules(data.y.dtype)
+    known = core.known(data)
+    mean, kernel, likelihood = known.frozen
     s = core.noise_scale(likelihood, data.y, shared)
     past = _past(core, data, shared)
     past = past._replace(rho=past.rho + offset)
@@ -64,7 +64,6 @@ def condition(
         L = fn.cholesky(inducing_gram(kernel, z, jitter).K_zz)
     else:
         points = core.check_inducing_points(inducing_points, data.x)
-        assert points is not None
         z = points.expand(*x_b.shape[:-2], *points.shape[-2:])
         same = same_variables(z, x_b, z_a)
         prior = prior_blocks(mean, kernel, z, x_b, z_a, jitter, same)
@@ -72,14 +71,13 @@ def condition(
         rows = fn.project(prior, past, data.y, sigma2, s, core.alpha)
         past, m_b, L = fn.absorb(rows, prior.m_b), prior.m_b, rows.L
 
-    model = core.bare_copy()
+    model = core.light_copy()
     model.batch_shape = data.y.shape[:-1]
-    known = None if shared else sigma2.expand(data.y.shape)
+    noise = None if shared else sigma2.expand(data.y.shape)
     if data.noise is not None:  # without what is learned on top of it
-        known = data.noise
-    sites = GaussianData(data.y, known, offset)
-    model.memory = _memory_with(core, data.x, labels, sites, shared)
-    model.summary = PosteriorSummary(model.batch_shape)
+        noise = data.noise
+    sites = GaussianData(data.y, noise, offset)
+    model.memory.replace(**_memory_with(known, data.x, labels, sites, shared))
     model.summary.replace(
         inducing_points=z,
         U=past.U,
@@ -98,36 +96,35 @@ def condition(
 
 @torch.no_grad()
 def _memory_with(
-    core: StreamingCore, x: Tensor, y: Tensor, sites: GaussianData, shared: bool
-) -> Memory:
+    known: Known, x: Tensor, y: Tensor, sites: GaussianData, shared: bool
+) -> dict[str, Tensor]:
     """A memory that has also seen new data, detached; nothing is projected."""
-    new = Data(x.detach(), y.detach(), sites.noise)
-    rows, raw = recall(core.known(new), new, shared)
+    new, memory = Data(x.detach(), y.detach(), sites.noise), known.memory
+    rows, raw = recall(known, new, shared)
     every, target = remember(raw, new), sites.target
     if raw.y.size(-1):
-        old = core.memory.target.to(target.dtype)
+        old = memory.target.to(target.dtype)
         target = torch.cat(fn.broadcast_rows(old, target), -1)
-    offset = core.memory.offset.to(sites.offset) + sites.offset
+    offset = memory.offset.to(sites.offset) + sites.offset
     batch = every.y.shape[:-1]
     past = rows.past._replace(
         g=rows.past.g.expand(*batch, -1), rho=rows.past.rho.expand(batch)
     )
-    rows, memory = rows._replace(past=past), Memory(batch)
-    memory.replace(
-        **buffers(rows, every, GaussianData(target, every.noise, offset), shared),
-        started_at=core.memory.started_at,
-        since_start=core.memory.since_start + new.y.size(-1),
-        since_learning=core.memory.since_learning + new.y.size(-1),
-        extremes=core.memory.extremes.expand(*batch, -1),
-        loss=core.memory.loss.expand(batch),
-        lost=core.memory.lost.expand(batch),
-        doubt=core.memory.doubt.expand(*batch, -1),
-        doubted=core.memory.doubted,
-        waiting=core.memory.waiting,
-        drifts=core.memory.drifts.expand(batch),
-        **no_base(past.rho),
+    rows, every_site = (
+        rows._replace(past=past),
+        GaussianData(target, every.noise, offset),
     )
-    return memory
+    return {
+        **buffers(rows, every, every_site, shared),
+        "since_start": memory.since_start + new.y.size(-1),
+        "since_learning": memory.since_learning + new.y.size(-1),
+        "extremes": memory.extremes.expand(*batch, -1),
+        "loss": memory.loss.expand(batch),
+        "lost": memory.lost.expand(batch),
+        "doubt": memory.doubt.expand(*batch, -1),
+        "drifts": memory.drifts.expand(batch),
+        **no_base(past.rho),
+    }
 
 
 @torch.no_grad()

@@ -195,9 +195,7 @@ class StreamingCore(AtomicModule, GP):
                 )
         return x
 
-    def check_inducing_points(self, z: Tensor | None, x: Tensor) -> Tensor | None:
-        if z is None:
-            return None
+    def check_inducing_points(self, z: Tensor, x: Tensor) -> Tensor:
         z = check.check_inputs(
             z,
             name="inducing_points",
@@ -389,13 +387,13 @@ class StreamingCore(AtomicModule, GP):
         """Drop the frozen copies; call this after changing hyperparameters in place."""
         self._frozen = None
 
-    def bare_copy(self) -> StreamingCore:
-        """A model with copies of all modules, and no summary yet."""
-        memo: dict[int, Any] = {
-            id(self.summary): PosteriorSummary(),
-            id(self.memory): Memory(),
-        }
-        model = deepcopy(self, memo)
+    def light_copy(self) -> StreamingCore:
+        """A copy that shares what is never changed in place, graphs included.
+
+        Buffers of memory and summary are replaced, never changed.
+        """
+        shared = (self.summary, self.memory)
+        model = deepcopy(self, {id(part): copy(part) for part in shared})
         model._frozen = self._frozen  # the same hyperparameters
         return model
 

@@ -306,7 +306,8 @@ class DistributedStreamingGP(nn.Module):
             check.check_tensor(y, "y_shard")
             if x.numel() and y.numel():
                 shard = self.module.check_data(x, y, noise)
-                self.module.check_inducing_points(options.inducing_points, shard.x)
+                if options.inducing_points is not None:
+                    self.module.check_inducing_points(options.inducing_points, shard.x)
             elif x.shape[:-1].numel() != 0 and y.numel() != 0:
                 raise ShapeError(
                     f"x_shard has shape {tuple(x.shape)} and y_shard "

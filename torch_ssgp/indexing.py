@@ -44,7 +44,7 @@ def streams_of(core: Core, index: Any) -> Core:
             f"The index leaves no stream of batch_shape {tuple(batch)}; expected at "
             "least one."
         )
-    model = cast(Core, core.bare_copy())
+    model = cast(Core, core.light_copy())
     model.forget_frozen_modules()  # they have the hyperparameters of all streams
     model.batch_shape = shape
     owned = [own for root in model.prior() for own in _owned(root)]

@@ -248,8 +248,9 @@ class StreamingGP(StreamingCore):
                 same in several processes.
         """
         start = time.perf_counter()
-        points = self.check_inducing_points(options.inducing_points, data.x)
-        options = replace(options, inducing_points=points)
+        if options.inducing_points is not None:
+            points = self.check_inducing_points(options.inducing_points, data.x)
+            options = replace(options, inducing_points=points)
         learned = walk(self.known(data), data, options, self.limits(data))
         evidence_before = self.evidence(learned.forgot)
         num_old = self.summary.num_inducing

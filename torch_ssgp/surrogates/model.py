@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import fields, replace
 from typing import Any
 
@@ -318,10 +318,8 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         self._sync_noise()
 
     def _working_copy(self) -> SingleTaskStreamingGP:
-        """A copy to learn on; buffers that are never changed in place are shared."""
-        core = self.model.bare_copy()
-        core.summary, core.memory = copy(self.model.summary), copy(self.model.memory)
-        return self._with_core(core)
+        """A copy to learn on."""
+        return self._with_core(self.model.light_copy())
 
     def _become(self, work: SingleTaskStreamingGP) -> None:
         """Take over what a working copy has learned, atomically."""

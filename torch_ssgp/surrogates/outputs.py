@@ -5,17 +5,13 @@ With one output there is no such dimension.
 
 from __future__ import annotations
 
-from copy import copy
-
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor, nn
 
-from torch_ssgp.memory import Memory
 from torch_ssgp.models import StreamingGP
-from torch_ssgp.summary import PosteriorSummary
 
 # Joint posteriors of more points stay lazy. Smaller ones are dense: acquisition
 # functions slice them, which a lazily evaluated kernel does slowly, and in GPyTorch
@@ -113,18 +109,15 @@ def select_outputs(
         chosen: Indices of the functions to keep.
         num_outputs: The number of functions there are.
     """
-    new = core.bare_copy()
+    new = core.light_copy()
     for module in (new.mean_module, new.covar_module, new.likelihood, new.start):
         _select_parameters(module, parameter_batch, chosen)
     new.batch_shape = _with_outputs(core.batch_shape, chosen)
-    new.summary, new.memory = PosteriorSummary(new.batch_shape), Memory(new.batch_shape)
-    # Not a deepcopy: buffers of a fantasy may carry gradients.
-    for old, store in ((core.summary, new.summary), (core.memory, new.memory)):
-        for name, value in old.named_buffers():
-            num_dims = len(old.SIZES[name])
+    for store in (new.summary, new.memory):
+        for name, value in store.named_buffers():
+            num_dims = len(store.SIZES[name])
             if value.ndim > num_dims and value.size(-1 - num_dims) == num_outputs:
-                value = select(value, -1 - num_dims, chosen)
-            setattr(store, name, value)
+                store.replace(**{name: select(value, -1 - num_dims, chosen)})
     return new
 
 
@@ -151,12 +144,8 @@ def repeated(core: StreamingGP, batch: torch.Size) -> StreamingGP:
         core: The model.
         batch: Batch shape of the copy.
     """
-    new, summary, memory = core.bare_copy(), copy(core.summary), copy(core.memory)
-    summary.replace(g=summary.g.expand(*batch, -1))
-    memory.replace(
-        g=memory.g.expand(*batch, -1),
-        y=memory.y.expand(*batch, -1),
-        target=memory.target.expand(*batch, -1),
-    )
-    new.batch_shape, new.summary, new.memory = batch, summary, memory
+    new = core.light_copy()
+    for part, names in ((new.summary, ["g"]), (new.memory, ["g", "y", "target"])):
+        part.replace(**{name: getattr(part, name).expand(*batch, -1) for name in names})
+    new.batch_shape = batch
     return new

@@ -85,19 +85,20 @@ class Update:
         self.since_start = float(known.memory.since_start) + self.num_new
         self.since_learning = float(known.memory.since_learning) + self.num_new
         self.waits = not self.pays()
+        num_steps, moves = self.options.num_steps, self.options.learn_inducing_points
         if self.waits:
-            self.options = replace(self.options, num_steps=0)
+            num_steps = 0
         elif self.options.learns_when_due and self.num_new:
             # Those that updates since the last learning did not take.
             saved = min(self.since_learning / self.num_new, SAVED)
             num_steps = int(saved * self.asked.num_steps)
-            self.options = replace(self.options, num_steps=num_steps)
-        self.learns = self.options.learns_at(int(known.summary.num_updates))
-        if self.options.learn_inducing_points is None:
-            moves = self.learns
-            self.options = replace(self.options, learn_inducing_points=moves)
-            if not self.learns:
-                self.options = replace(self.options, num_steps=0)
+        num_updates = int(known.summary.num_updates)
+        self.learns = num_steps > 0 and self.options.learns_at(num_updates)
+        if moves is None:
+            moves, num_steps = self.learns, num_steps if self.learns else 0
+        self.options = replace(
+            self.options, num_steps=num_steps, learn_inducing_points=moves
+        )
 
     @property
     def arguments(self) -> tuple[Known, Data, UpdateOptions, Limits]:
