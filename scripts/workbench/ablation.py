@@ -41,7 +41,7 @@ from workbench.running import follow
 
 NAMES = ("knob", "value", "stream", "seed")
 DEFAULT = "default"
-SENSOR_READINGS = 1200
+SENSOR_READINGS, LONG_READINGS = 1200, 3600  # the long one outgrows its budget
 OPTION = "UpdateOptions"
 
 
@@ -101,7 +101,7 @@ SMALL = ("batches of 2", "batches of 5, sorted")
 PERIODS, LABELS, DEEP = ("weekly period",), ("labels",), ("deep kernel",)
 LEARNING = (*SMALL, *PERIODS, "revisiting", *LABELS)
 CHANGING = ("abrupt", "gradual", "noise x 3")
-SENSOR = ("sensor",)
+SENSOR, OUTGROWN = ("sensor",), ("sensor that goes on",)
 
 KNOBS = (
     Knob("torch_ssgp.models.MEMORY", (1, 3), (*REAL, *SMALL, *PERIODS)),
@@ -140,11 +140,11 @@ KNOBS = (
     Knob("torch_ssgp.update.forgetting.LIKELY", (0.0, 2.0), CHANGING),
     Knob("torch_ssgp.update.forgetting.SURPRISING", (2.0, 8.0), CHANGING),
     Knob("torch_ssgp.update.forgetting.FOLLOWED", (0.0, 0.9), (*CHANGING, *SENSOR)),
-    Knob("torch_ssgp.update.clock.STARVED", (0.001, 0.1), SENSOR),
-    Knob("torch_ssgp.update.clock.UNRELATED", (0.0001, 0.3), SENSOR),
-    Knob("torch_ssgp.update.clock.TICKS", (2, 20), SENSOR),
+    Knob("torch_ssgp.update.clock.STARVED", (0.001, 0.1), OUTGROWN),
+    Knob("torch_ssgp.update.clock.UNRELATED", (0.0001, 0.3), OUTGROWN),
+    Knob("torch_ssgp.update.clock.TICKS", (2, 20), OUTGROWN),
     Knob("UpdateOptions.change_odds", (1e-5, 1e-1), CHANGING),
-    Knob("UpdateOptions.forget", (1.0,), (*CHANGING, *SENSOR)),
+    Knob("UpdateOptions.forget", (1.0,), (*CHANGING, *OUTGROWN)),
     Knob("UpdateOptions.restart", (False,), (*LEARNING, "abrupt")),
     Knob("UpdateOptions.learn_hyperparameters", (True,), LEARNING),
 )
@@ -226,8 +226,8 @@ def _scale_down(seed: int) -> Task:
     return Task(task.model, loud + task.batches[15:25], x, y)
 
 
-def _sensor(seed: int) -> Task:
-    t, y = change_streams.sensor(SENSOR_READINGS)
+def _sensor(num_readings: int, seed: int) -> Task:
+    t, y = change_streams.sensor(num_readings)
     model = StreamingGP(ScaleKernel(MaternKernel()), num_inducing=30).double()
     return Task(model, streams.split_rows(t, y, 12, 12))
 
@@ -242,7 +242,8 @@ STREAMS: dict[str, Callable[[int], Task]] = {
     "deep kernel": _deep,
     **{name: partial(_changing, name) for name in CHANGING},
     "scale down": _scale_down,
-    "sensor": _sensor,
+    "sensor": partial(_sensor, SENSOR_READINGS),
+    "sensor that goes on": partial(_sensor, LONG_READINGS),
 }
 
 
