@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from workbench import bench_bayesopt as bench
+from workbench import bench_bayesopt_tables as tables
 from workbench import results
 from workbench.bench_versions import versions
 from workbench.common import ROOT
@@ -28,7 +29,7 @@ def test_a_batch_of_fantasies_is_measured_against_a_loop():
     rows = bench.fantasies(num_inducing=10, repeats=1)
     assert [row["case"] for row in rows] == ["16 x 5 x 1", "16 x 5 x 4"]
     assert all(row["ratio"] > 1 for row in rows)
-    assert bench.sections(rows).startswith("| case | inducing |")
+    assert tables.sections(rows).startswith("| case | inducing |")
 
 
 def test_benchmark_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
@@ -49,7 +50,7 @@ def test_benchmark_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     assert len(first) == 4
     assert calls == [("Hartmann-6", "random", 0), ("Hartmann-6", "random", 1)]
     assert bench.run(out, ["regret"], seeds=2) == rows
-    lines = {line["method"]: line for line in bench.summary(rows)}
+    lines = {line["method"]: line for line in tables.summary(rows)}
     assert lines["streaming"]["median_regret"] == pytest.approx(0.7)
     assert lines["streaming"]["to_exact"] == pytest.approx(0.7 / 0.6)
     assert set(results.read(out).header) >= {"torch_ssgp", "botorch"}
@@ -67,4 +68,4 @@ def test_benchmark_compares_two_versions_of_the_package():
         "16 x 5 x 4 fantasies",
     }
     assert all(row["ratio"] > 0 for row in rows)
-    assert "| case | method |" in bench.sections(rows)
+    assert "| case | method |" in tables.sections(rows)

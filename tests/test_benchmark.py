@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench import bench_policies, benchmark, results
+from workbench import bench_bayesopt_tables, bench_policies, benchmark, results
 from workbench.bench_policies import BATCH, DEFAULT, NEAR, Row
 
 PAGE = benchmark.DOCS / "benchmarks.md"
@@ -145,4 +145,4 @@ def test_the_page_says_from_where_on_exact_models_cost_more(exact, said):
         for method, times in (("streaming", (1.0, 1.0)), ("exact refit", exact))
         for size, t in zip((100, 10_000), times, strict=True)
     ]
-    assert said in benchmark.crossing(rows)
+    assert said in bench_bayesopt_tables.crossing(rows)

@@ -16,7 +16,6 @@ Exact models and random search are kept when the version changes; the rest is ru
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -41,14 +40,13 @@ from torch import Tensor
 
 from torch_ssgp.surrogates import SingleTaskStreamingGP
 from workbench.baselines import small_budget
+from workbench.bench_bayesopt_tables import EXACT, RANDOM, STREAMING, sections
 from workbench.bench_core import median_times
 from workbench.bench_versions import versions
 from workbench.common import new_parser, positive
-from workbench.pages import markdown
 from workbench.results import Row, Table, header
 
 NAMES = ("table", "case", "method", "seed")
-STREAMING, EXACT, RANDOM = "streaming", "exact", "random"
 SIZES = (200, 500, 1000, 2000)  # evaluations, of the cost
 
 
@@ -208,36 +206,6 @@ def regret(
         "regret": float(trace[-1]),
         "seconds": time.process_time() - start,
     }
-
-
-def summary(rows: list[Row]) -> list[Row]:
-    """Median regret of each method, and that against the exact model's."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["case"], row["method"]), []).append(row)
-
-    def middle(runs: list[Row], column: str = "regret") -> float:
-        return statistics.median(row[column] for row in runs)
-
-    lines = []
-    for (problem, method), runs in groups.items():
-        exact = groups.get((problem, EXACT), [])
-        same = {row["seed"] for row in exact} == {row["seed"] for row in runs}
-        lines.append(
-            {
-                "problem": problem,
-                "method": method,
-                "inducing": runs[0]["inducing"],
-                "evaluations": runs[0]["evaluations"],
-                "seeds": len(runs),
-                "median_regret": middle(runs),
-                "best": min(row["regret"] for row in runs),
-                "worst": max(row["regret"] for row in runs),
-                "to_exact": middle(runs) / middle(exact) if same else "",
-                "seconds": middle(runs, "seconds"),
-            }
-        )
-    return lines
 
 
 def cost(
@@ -413,17 +381,6 @@ def run(
         keys = itertools.product(problems, (STREAMING, EXACT, RANDOM), range(seeds))
         table.run({("regret", *key): partial(regret, *key) for key in keys})
     return [row for row in table.rows().values() if row["table"] in tables]
-
-
-def sections(rows: list[Row]) -> str:
-    """The tables of a page, in Markdown."""
-    parts = []
-    for name in TABLES:
-        found = [row for row in rows if row["table"] == name]
-        if found:
-            lines = summary(found) if name == "regret" else found
-            parts.append(markdown(lines, hide=("table", "version", "seed")))
-    return "\n\n".join(parts)
 
 
 def main(arguments: list[str] | None = None) -> None:

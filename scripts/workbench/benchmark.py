@@ -27,8 +27,6 @@ the median of repetitions that alternate with its floor.
 from __future__ import annotations
 
 import importlib
-import itertools
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,11 +41,12 @@ from workbench import (
     bench_policies,
     readme,
 )
+from workbench import bench_bayesopt_tables as bayesopt_tables
 from workbench import bench_scale_tables as bench_scale
 from workbench import bench_streams_tables as stream_tables
 from workbench.common import DOCS, new_parser, positive
 from workbench.pages import listed, markdown, paragraphs, wrapped
-from workbench.results import Contents, Row, header, read, write
+from workbench.results import Contents, header, read, write
 
 COMMANDS = {"core": bench_core.core, "choice": bench_core.choice}
 # Commands with a command line of their own; some need an extra.
@@ -210,31 +209,16 @@ def bayesopt_section(file: Contents) -> str:
     """Surrogates for BoTorch."""
     return paragraphs(
         "## Bayesian optimisation",
-        "Written by `scripts/benchmark.py bayesopt fantasies cost` "
-        f"({made_with(file)}). The tables compare a batch of fantasies with a loop "
-        "over them. They also compare one update and one acquisition with the same "
-        "at 200 evaluations, and with refitting BoTorch's exact model.",
-        markdown(file.rows, hide=("table", "version")),
-        crossing(file.rows),
+        f"Written by `scripts/benchmark.py bayesopt` ({made_with(file)}). Regret is "
+        "the distance to the known maximum after the last evaluation. All methods have "
+        "the same seeds and initial designs; `to_exact` compares the medians. The "
+        "other tables, as far as they were run, compare a batch of fantasies with a "
+        "loop over them; one update and one acquisition with the same at 200 "
+        "evaluations, and with refitting BoTorch's exact model; and this version with "
+        "0.1.0 (`old_ms`).",
+        bayesopt_tables.sections(file.rows),
+        bayesopt_tables.crossing(file.rows),
     )
-
-
-def crossing(rows: list[Row]) -> str:
-    """From where on the exact model costs more, by lines between logarithms."""
-    costs: dict[str, dict[int, float]] = {}
-    for row in rows:
-        if row["table"] == "cost":
-            size = int(row["case"].split()[0])
-            costs.setdefault(row["method"], {})[size] = math.log(row["seconds"])
-    if not costs:
-        return ""
-    ours, exact = costs["streaming"], costs["exact refit"]
-    gaps = [(math.log(size), exact[size] - ours[size]) for size in sorted(ours)]
-    for (before, a), (after, b) in itertools.pairwise(gaps):
-        if a <= 0 < b:
-            size = round(math.exp(before - a * (after - before) / (b - a)), -2)
-            return f"The exact model costs more from about {size:.0f} evaluations on."
-    return "The two do not cross between these sizes."
 
 
 def made_with(file: Contents) -> str:
