@@ -141,7 +141,7 @@ KNOBS = (
     Knob("torch_ssgp.update.forgetting.SURPRISING", (2.0, 8.0), CHANGING),
     Knob("torch_ssgp.update.forgetting.FOLLOWED", (0.0, 0.9), (*CHANGING, *SENSOR)),
     Knob("torch_ssgp.update.clock.STARVED", (0.001, 0.1), OUTGROWN),
-    Knob("torch_ssgp.update.clock.UNRELATED", (0.0001, 0.3), OUTGROWN),
+    Knob("torch_ssgp.update.clock.UNRELATED", (0.01, 0.5), OUTGROWN),
     Knob("torch_ssgp.update.clock.TICKS", (2, 20), OUTGROWN),
     Knob("UpdateOptions.change_odds", (1e-5, 1e-1), CHANGING),
     Knob("UpdateOptions.forget", (1.0,), (*CHANGING, *OUTGROWN)),

@@ -15,7 +15,7 @@ from torch_ssgp.memory import Data, Memory
 from torch_ssgp.modules import form_of
 
 STARVED = 0.01  # nats per datum that inducing points lose when a stream outgrew them
-UNRELATED = 0.01  # correlation below which the past says nothing about new data
+UNRELATED = 0.1  # correlation below which the past says nothing about new data
 TICKS = 4  # data in order that make an input a clock
 
 
