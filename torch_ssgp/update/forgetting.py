@@ -17,7 +17,7 @@ What does not count as evidence:
 - More than ``OUTLIER`` nats of one datum, less than an alarm takes: a change needs more
   than one witness.
 - A datum about which the past says little, as in a new range of inputs. It cannot
-  contradict the past.
+  contradict the past, except by its scale.
 - A time axis that arrives in pieces of more data than there are inducing points. It is
   a map, filled in piece by piece, and wants its whole range. With smaller pieces it may
   outgrow the model, see ``clock.py``.
@@ -223,18 +223,17 @@ def judge(
         independent = trace.square() / fn.squared_norm(C, (-2, -1)).clamp_min(1e-300)
         share = (independent / num_seen).clamp(0, 1).nan_to_num(1.0)
         log_prob = share[..., None, None] * log_prob
-    gain = torch.cat([log_prob - log_prob[..., -1:, :], quiet.unsqueeze(-2)], -2)
-    gain = gain.nan_to_num(0.0)
     misfit = misfit - 1
     explained = (1 - variance[..., -1, :] / k_ff.squeeze(-2)).nan_to_num(1.0)
     count: int | Tensor = y.size(-1)
     if seen is not None:
-        gain = gain.where(seen.unsqueeze(-2), 0)
-        misfit, explained = misfit.where(seen, 0), explained.where(seen, 0)
-        count = seen.sum(-1).clamp_min(1)
-    # Of what the past says little about, nothing contradicts it.
+        quiet, explained = quiet.where(seen, 0), explained.where(seen, 0)
+        misfit, count = misfit.where(seen, 0), seen.sum(-1).clamp_min(1)
+    # Of what the past says little about, nothing contradicts it, but its scale may.
     followed = explained > FOLLOWED
-    gain, num_followed = gain.where(followed.unsqueeze(-2), 0), followed.sum(-1)
+    gain = (log_prob - log_prob[..., -1:, :]).where(followed.unsqueeze(-2), 0)
+    gain = torch.cat([gain, quiet.unsqueeze(-2)], -2).nan_to_num(0.0)
+    num_followed = followed.sum(-1)
     # Again no datum alone: an outlier is nothing to learn from.
     excess = misfit.clamp_max(5.0)
     against = excess.where(followed, 0).sum(-1) / (2 * num_followed).sqrt()
@@ -286,9 +285,11 @@ def decide(
         drifts = torch.zeros_like(judgement.surprise, dtype=torch.bool)
     powers = torch.tensor([*POWERS, 0.0], dtype=doubt.dtype, device=doubt.device)
     is_drift = (powers > 0) & (powers < 1)
+    is_heard = judgement.is_followed.unsqueeze(-1).expand(doubt.shape).clone()
+    is_heard[..., -1] = True  # a scale is known where the function is not
     new = judgement.convincing
     new = torch.where(drifts.unsqueeze(-1) & is_drift, judgement.capped, new)
-    before, doubt = doubt, (FADING * doubt + new).clamp_min(0)
+    doubt = torch.where(is_heard, (FADING * doubt + new).clamp_min(0), doubt)
     # However long a drift was confirmed, it must be possible to see that it is over.
     excess = (doubt[..., 1:-2].amax(-1, keepdim=True) + math.log(odds)).clamp_min(0)
     excess = torch.where(drifts.unsqueeze(-1) & is_drift, excess, 0.0)
@@ -296,15 +297,14 @@ def decide(
     # The cap is for the alarm; which power is the best, all that was gained decides.
     score = doubt + (judgement.gain - judgement.capped)
     enough = torch.where(drifts.unsqueeze(-1) & is_drift, LIKELY, -math.log(odds))
-    best, index = torch.where(doubt > enough, score, -torch.inf).max(-1)
+    score = torch.where(is_heard & (doubt > enough), score, -torch.inf)
+    best, index = score.max(-1)
     power = torch.where(best > -torch.inf, powers.take(index), 1.0)
     # In a drift small powers are part of it; else they stand for a beginning.
     alarm = torch.where(drifts, power == 0, power < ANEW)
-    is_heard = judgement.is_followed
-    doubt = torch.where(is_heard.unsqueeze(-1), doubt, before)
-    power = torch.where(alarm | ~is_heard, 1.0, power)
-    drifts = torch.where(is_heard, power < 1, drifts)
-    return Verdict(power, alarm & is_heard, doubt, drifts)
+    power = torch.where(alarm, 1.0, power)
+    drifts = torch.where(judgement.is_followed, power < 1, drifts)
+    return Verdict(power, alarm, doubt, drifts)
 
 
 def of_beginning(doubt: Tensor) -> Tensor:
