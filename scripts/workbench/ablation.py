@@ -30,7 +30,7 @@ from torch import Tensor
 
 from torch_ssgp import StreamingGP
 from torch_ssgp.update import UpdateOptions
-from workbench import change_streams, hard_streams, likelihoods, streams
+from workbench import change_streams, hard_streams, likelihoods, soak, streams
 from workbench.baselines import new_kernel, normal_scores
 from workbench.bench_cases import CASES
 from workbench.common import new_parser, positive
@@ -38,6 +38,7 @@ from workbench.hard_streams import SERIES, Small
 from workbench.pages import markdown, median
 from workbench.results import Row, Table, header, read
 from workbench.running import follow
+from workbench.soak_stream import CHANGES, WIDTH, Regime
 
 NAMES = ("knob", "value", "stream", "seed")
 DEFAULT = "default"
@@ -102,6 +103,7 @@ PERIODS, LABELS, DEEP = ("weekly period",), ("labels",), ("deep kernel",)
 LEARNING = (*SMALL, *PERIODS, "revisiting", *LABELS)
 CHANGING = ("abrupt", "gradual", "noise x 3")
 SENSOR, OUTGROWN = ("sensor",), ("sensor that goes on",)
+MOVING = ("ranges that move",)
 
 KNOBS = (
     Knob("torch_ssgp.models.MEMORY", (1, 3), (*REAL, *SMALL, *PERIODS)),
@@ -143,6 +145,7 @@ KNOBS = (
     Knob("torch_ssgp.update.clock.STARVED", (0.001, 0.1), OUTGROWN),
     Knob("torch_ssgp.update.clock.UNRELATED", (0.01, 0.5), OUTGROWN),
     Knob("torch_ssgp.update.clock.TICKS", (2, 20), OUTGROWN),
+    Knob("torch_ssgp.update.clock.MOVED", (8, 10_000), MOVING),
     Knob("UpdateOptions.change_odds", (1e-5, 1e-1), CHANGING),
     Knob("UpdateOptions.forget", (1.0,), (*CHANGING, *OUTGROWN)),
     Knob("UpdateOptions.restart", (False,), (*LEARNING, "abrupt")),
@@ -232,6 +235,15 @@ def _sensor(num_readings: int, seed: int) -> Task:
     return Task(model, streams.split_rows(t, y, 12, 12))
 
 
+def _moving(seed: int) -> Task:
+    rng, batches = torch.Generator().manual_seed(seed), []
+    for place in range(4):
+        regime = Regime(CHANGES[0], 1.5 * WIDTH * place, 1.0, 2, rng)
+        inputs = [regime.inputs(8) for _ in range(25)]
+        batches += [(x, regime.observe(x)) for x in inputs]
+    return Task(soak.new_model(2, 25), batches)
+
+
 STREAMS: dict[str, Callable[[int], Task]] = {
     "audio": partial(_case, "audio M=100"),
     "revisiting": partial(_case, "revisiting"),
@@ -244,6 +256,7 @@ STREAMS: dict[str, Callable[[int], Task]] = {
     "scale down": _scale_down,
     "sensor": partial(_sensor, SENSOR_READINGS),
     "sensor that goes on": partial(_sensor, LONG_READINGS),
+    "ranges that move": _moving,
 }
 
 

@@ -1,4 +1,8 @@
-"""A time axis that grows past the inducing points: old stretches are dropped."""
+"""Inputs that move on, past what inducing points can cover: what they left is dropped.
+
+Most often an input is time, and every datum is later than the one before. Or the inputs
+move from one range to another, and do not come back.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,11 @@ from torch_ssgp.modules import form_of
 STARVED = 0.01  # nats per datum that inducing points lose when a stream outgrew them
 UNRELATED = 0.1  # correlation below which the past says nothing about new data
 TICKS = 4  # data in order that make an input a clock
+MOVED = 16  # data beyond half of the points that have not come there by chance
 
 
 class Clock(NamedTuple):
-    """An input that grows with every datum, or falls: time.
+    """An input that grows as the stream goes on, or falls: time, as a rule.
 
     Attributes:
         dim: Which of the inputs.
@@ -39,9 +44,10 @@ def outgrown(
 ) -> Clock | None:
     """The clock of a stream that has outgrown its inducing points, if it has one.
 
-    Points that must cover a whole time axis cannot resolve its recent part. If the
-    stream is followed, so that each datum is predicted from those just before it, its
-    oldest stretch is dropped, provided that it says nothing about the new data.
+    Points that must cover a whole time axis, or all ranges that inputs have left, cannot
+    resolve the recent part. If the stream is followed, so that each datum is predicted
+    from those just before it, its oldest stretch is dropped, provided that it says
+    nothing about the new data.
 
     Args:
         kernel: Prior covariance.
@@ -55,7 +61,7 @@ def outgrown(
     old = memory.compressed.points
     if not bool(((lost > STARVED) & is_followed).any()) or old.size(-2) < 2:
         return None
-    clock = ticking(memory, data)
+    clock = ticking(memory, data) or moved(memory, data)
     if clock is None:
         return None
     x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
@@ -86,6 +92,25 @@ def ticking(memory: Memory, data: Data, ties: bool = False) -> Clock | None:
         grows = grows.reshape(-1, x.size(-1)).all(0)
         if bool(grows.any()):
             return Clock(int(grows.int().argmax()), sign)
+    return None
+
+
+def moved(memory: Memory, data: Data) -> Clock | None:
+    """The input along which all recent data lie beyond the older half of the points.
+
+    Args:
+        memory: What is remembered.
+        data: New data.
+    """
+    x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
+    if x.size(-2) < MOVED:
+        return None
+    old = memory.compressed.points.to(data.x)
+    for sign in (1, -1):
+        least, middle = (sign * x).amin(-2), (sign * old).median(-2).values
+        is_beyond = (least > middle).reshape(-1, x.size(-1)).all(0)
+        if bool(is_beyond.any()):
+            return Clock(int(is_beyond.int().argmax()), sign)
     return None
 
 
