@@ -97,6 +97,7 @@ HOST_CHECKS = {
     "update.appending._agree": "whether the prior is that of before",
     "inducing.AdaptiveBudget.wants_points": "whether more points are needed",
     "update.clock.outgrown": "whether a time axis outgrew the points",
+    "update.clock.moved": "whether all recent data lie beyond half of the points",
     "update.clock.ticking": "whether an input grows with every datum",
     "update.flattening.flattened": "whether learning explained the function as noise",
     "advice._flattened": "whether to warn",

@@ -18,7 +18,7 @@ from torch_ssgp import StreamingGP, UpdateOptions, branch
 from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.memory import Data
 from torch_ssgp.update import ascent
-from torch_ssgp.update.clock import outgrown, ticking
+from torch_ssgp.update.clock import MOVED, moved, outgrown, ticking
 from torch_ssgp.update.forgetting import (
     ANEW,
     OUTLIER,
@@ -601,6 +601,38 @@ def test_rows_of_a_map_may_have_ties():
     assert ticking(model.memory, data) is None
     assert ticking(model.memory, data, ties=True) == (0, 1)
     assert ticking(model.memory, Data(x[:18], y[:18]), ties=True) is None
+
+
+def test_inputs_that_move_on_are_told_from_those_that_are_everywhere():
+    model = make(num_inducing=10, dims=2)
+    x = 4 * torch.rand(40, 2).double()
+    model.update(x, torch.sin(x.sum(-1)), num_steps=0)
+    assert model.memory.compressed.points.size(-2) > 0
+    here, there = Data(x[:20], x[:20, 0]), Data(x[:20] + 6, x[:20, 0])
+    assert moved(model.memory, here) is None
+    assert moved(model.memory, there) == (0, 1)
+    assert moved(model.memory, Data(x[:20] - 6, x[:20, 0])) == (0, -1)
+    few = Data(there.x[:3], there.y[:3])  # by chance, perhaps
+    assert model.memory.num_raw + 3 < MOVED and moved(model.memory, few) is None
+
+
+def test_ranges_that_inputs_have_left_make_room():
+    def data(place: int):
+        x = 6 * place + 4 * torch.rand(10, 2).double()
+        return x, torch.sin(1.5 * x[:, 0]) * torch.cos(x[:, 1])
+
+    errors = {}
+    for forget in ("auto", 1.0):
+        torch.manual_seed(0)
+        model = make(num_inducing=25, dims=2)
+        for place in (0, 1, 2):
+            for _ in range(15):
+                x, y = data(place)
+                y = y + 0.05 * torch.randn(10)
+                model.update(x, y, forget=forget, num_steps=20)
+        x, f = data(2)
+        errors[forget] = (model(x).mean - f).square().mean().sqrt()
+    assert errors["auto"] < 0.7 * errors[1.0]
 
 
 @pytest.mark.parametrize("fits", [True, False])

@@ -44,10 +44,10 @@ def outgrown(
 ) -> Clock | None:
     """The clock of a stream that has outgrown its inducing points, if it has one.
 
-    Points that must cover a whole time axis, or all ranges that inputs have left, cannot
-    resolve the recent part. If the stream is followed, so that each datum is predicted
-    from those just before it, its oldest stretch is dropped, provided that it says
-    nothing about the new data.
+    Points that must cover a whole time axis, or all ranges that inputs have left,
+    cannot resolve the recent part. If the stream is followed, so that each datum is
+    predicted from those just before it, its oldest stretch is dropped, provided that it
+    says nothing about the new data.
 
     Args:
         kernel: Prior covariance.
