@@ -23,6 +23,19 @@ def row(name: str, case: str, method: str, seed: int = 0, **others: object) -> R
     return {**key, "version": "1", "cpu_seconds": 2.0, "failure": "", **others}
 
 
+def test_a_seed_is_compared_with_its_own_reference_only() -> None:
+    rows = [
+        row("deep", "deep kernel", "exact", RMSE=1.0),
+        row("deep", "deep kernel", "stream", RMSE=2.0),
+        row("deep", "deep kernel", "stream", seed=1, RMSE=3.0),
+        row("labels", "banana", "batch", error=0.1),
+        row("labels", "banana, class by class", "stream", seed=1, error=0.2),
+    ]
+    assert [pair.ratio for pair in tables.pairs(rows, "deep", "exact")] == [2.0]
+    (pair,) = tables.pairs(rows, "labels", "batch")  # all orders share one
+    assert pair.points == pytest.approx(10.0)
+
+
 # --------------------------------------------------------------------------- streams
 
 

@@ -42,9 +42,10 @@ def pairs(rows: list[Row], bench: str, reference: str, method: str = STREAM) -> 
     there = {(row["case"], row["seed"]): row for row in _of(rows, bench, reference)}
     result = []
     for row in _of(rows, bench, method):
-        own = row["case"], row["seed"]
-        shared = row["case"].split(",")[0], 0
-        best = there.get(own, there.get(shared))
+        best = there.get((row["case"], row["seed"]))
+        name, comma, _ = row["case"].partition(",")
+        if best is None and comma:
+            best = there.get((name, 0))
         if best is not None:
             result.append(Pair(row, best))
     return result
