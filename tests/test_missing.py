@@ -220,7 +220,7 @@ def test_doubt_waits_for_the_next_reading():
         nothing[:, 0] > 0,
         nothing[:, 0] > 0,
         explained=torch.tensor([1.0, 0.0]),
-        num_data=torch.zeros(2),
+        num_followed=torch.zeros(2),
     )
     _, alarm, doubt, _ = decide(judgement, loud, 1e-3)
     assert alarm.tolist() == [True, False]

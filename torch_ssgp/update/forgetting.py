@@ -285,8 +285,9 @@ def decide(
         drifts = torch.zeros_like(judgement.surprise, dtype=torch.bool)
     powers = torch.tensor([*POWERS, 0.0], dtype=doubt.dtype, device=doubt.device)
     is_drift = (powers > 0) & (powers < 1)
+    # A scale is known where the function is not; no reading says nothing about either.
     is_heard = judgement.is_followed.unsqueeze(-1).expand(doubt.shape).clone()
-    is_heard[..., -1] = True  # a scale is known where the function is not
+    is_heard[..., -1] |= judgement.gain[..., -1] != 0
     new = judgement.convincing
     new = torch.where(drifts.unsqueeze(-1) & is_drift, judgement.capped, new)
     doubt = torch.where(is_heard, (FADING * doubt + new).clamp_min(0), doubt)
