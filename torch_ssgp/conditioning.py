@@ -110,12 +110,9 @@ def _memory_with(
     past = rows.past._replace(
         g=rows.past.g.expand(*batch, -1), rho=rows.past.rho.expand(batch)
     )
-    rows, every_site = (
-        rows._replace(past=past),
-        GaussianData(target, every.noise, offset),
-    )
+    both = GaussianData(target, every.noise, offset)
     return {
-        **buffers(rows, every, every_site, shared),
+        **buffers(rows._replace(past=past), every, both, shared),
         "since_start": memory.since_start + new.y.size(-1),
         "since_learning": memory.since_learning + new.y.size(-1),
         "extremes": memory.extremes.expand(*batch, -1),

@@ -14,7 +14,7 @@ from workbench.verdicts import Gap, gap, median_gap
 
 DEFAULT, STORAGE = "default", "no memory, same storage"
 KEPT = "forget=1"  # the default, but nothing is forgotten
-# Memory sizes in units of M. That of the default is among them.
+# Memory sizes in units of M, beside that of the default.
 SIZES: dict[str, float] = {"memory M": 1, "memory 1.5M": 1.5, "memory 3M": 3}
 VARIANTS = (DEFAULT, KEPT, *SIZES, STORAGE)
 # The likelihood's smallest noise, as a standard deviation: the model takes smaller

@@ -13,7 +13,7 @@
 ``options.py``               its options: defaults and checks
 ``result.py``                what it reports: ``UpdateResult``, ``Status``
 ``forgetting.py``            what the evidence of new data says about the past
-``clock.py``                 a time axis that grows past the inducing points
+``clock.py``                 inputs that move on, past the inducing points
 ``trial.py``                 one function for all data, or a new one
 ``flattening.py``            detects learning that explains the function as noise
 ``objective.py``             the bound, as a function of hyperparameters and points

@@ -64,7 +64,7 @@ def outgrown(
     clock = ticking(memory, data) or moved(memory, data)
     if clock is None:
         return None
-    x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
+    x = _recent(memory, data)
     return None if _is_related(kernel, older_half(old, *clock), x) else clock
 
 
@@ -77,7 +77,7 @@ def ticking(memory: Memory, data: Data, ties: bool = False) -> Clock | None:
         ties: Whether some data may have the same value, as those of a row of a map.
     """
     old = memory.compressed.points.to(data.x)
-    x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
+    x = _recent(memory, data)
     if x.size(-2) < TICKS:
         return None
     for sign in (1, -1):
@@ -102,7 +102,7 @@ def moved(memory: Memory, data: Data) -> Clock | None:
         memory: What is remembered.
         data: New data.
     """
-    x = torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
+    x = _recent(memory, data)
     if x.size(-2) < MOVED:
         return None
     old = memory.compressed.points.to(data.x)
@@ -112,6 +112,11 @@ def moved(memory: Memory, data: Data) -> Clock | None:
         if bool(is_beyond.any()):
             return Clock(int(is_beyond.int().argmax()), sign)
     return None
+
+
+def _recent(memory: Memory, data: Data) -> Tensor:
+    """Inputs of raw and new data, in their order."""
+    return torch.cat(fn.broadcast_matrices(memory.raw_x.to(data.x), data.x), -2)
 
 
 def _is_related(kernel: Kernel | Form, old: Tensor, x: Tensor) -> bool:
