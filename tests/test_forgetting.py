@@ -18,7 +18,7 @@ from torch_ssgp import StreamingGP, UpdateOptions, branch
 from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.memory import Data
 from torch_ssgp.update import ascent
-from torch_ssgp.update.clock import MOVED, moved, outgrown, ticking
+from torch_ssgp.update.clock import moved, outgrown, ticking
 from torch_ssgp.update.forgetting import (
     ANEW,
     OUTLIER,
@@ -606,14 +606,19 @@ def test_rows_of_a_map_may_have_ties():
 def test_inputs_that_move_on_are_told_from_those_that_are_everywhere():
     model = make(num_inducing=10, dims=2)
     x = 4 * torch.rand(40, 2).double()
+    x[20:, 0] += 6  # a second range, which has a part of the points by now
     model.update(x, torch.sin(x.sum(-1)), num_steps=0)
-    assert model.memory.compressed.points.size(-2) > 0
-    here, there = Data(x[:20], x[:20, 0]), Data(x[:20] + 6, x[:20, 0])
-    assert moved(model.memory, here) is None
-    assert moved(model.memory, there) == (0, 1)
-    assert moved(model.memory, Data(x[:20] - 6, x[:20, 0])) == (0, -1)
-    few = Data(there.x[:3], there.y[:3])  # by chance, perhaps
-    assert model.memory.num_raw + 3 < MOVED and moved(model.memory, few) is None
+    compressed = model.memory.compressed.points[:, 0]
+    assert 0.25 < (compressed > 5).double().mean() <= 0.5
+
+    def seen(x):
+        return moved(model.memory, Data(x, x[:, 0]))
+
+    there = x[20:]
+    assert seen(x) is None and seen(there) == (0, 1)
+    assert seen(there[:3]) is None  # by chance, perhaps
+    assert seen(there[:1].expand(20, -1)) is None  # one place is no range
+    assert seen(there + 20) is None  # nothing is known there that could be left
 
 
 def test_ranges_that_inputs_have_left_make_room():
@@ -646,3 +651,15 @@ def test_noise_and_scale_that_no_longer_fit_are_learned(fits, monkeypatch):
     x, y = second
     result = model.update(x[:10], y[:10], forget=1.0)  # a twentieth more data
     assert result.learned is not fits
+
+
+def test_a_batch_that_arrives_again_is_no_witness():
+    torch.manual_seed(0)
+    model = make(num_inducing=30, memory_size=200)
+    for x, y in batches(torch.sin, 15, 8):
+        model.update(x, y)
+    x, y = next(batches(torch.sin, 1, 4, seed=1))
+    y[0] += 3  # an outlier
+    results = [model.update(x, y) for _ in range(3)]
+    assert all(float(result.forgot) == 1 for result in results)
+    assert float(model.memory.num_data) == 15 * 8 + 3 * 4

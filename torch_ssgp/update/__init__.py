@@ -14,6 +14,7 @@
 ``result.py``                what it reports: ``UpdateResult``, ``Status``
 ``forgetting.py``            what the evidence of new data says about the past
 ``clock.py``                 inputs that move on, past the inducing points
+``witnesses.py``             data that bear no witness of a change
 ``trial.py``                 one function for all data, or a new one
 ``flattening.py``            detects learning that explains the function as noise
 ``objective.py``             the bound, as a function of hyperparameters and points

@@ -13,7 +13,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from torch_ssgp import functional as fn
-from torch_ssgp.compression import older_half
+from torch_ssgp.compression import first_of_each, older_half
 from torch_ssgp.kernels import Form
 from torch_ssgp.memory import Data, Memory
 from torch_ssgp.modules import form_of
@@ -98,17 +98,25 @@ def ticking(memory: Memory, data: Data, ties: bool = False) -> Clock | None:
 def moved(memory: Memory, data: Data) -> Clock | None:
     """The input along which all recent data lie beyond the older half of the points.
 
+    And around the middle of the other half, which they would be left with: data that
+    come to one place alone have not moved. Inputs that coincide are one witness.
+
     Args:
         memory: What is remembered.
         data: New data.
     """
     x = _recent(memory, data)
+    x = x[..., first_of_each(x)[0], :]
     if x.size(-2) < MOVED:
         return None
     old = memory.compressed.points.to(data.x)
     for sign in (1, -1):
-        least, middle = (sign * x).amin(-2), (sign * old).median(-2).values
-        is_beyond = (least > middle).reshape(-1, x.size(-1)).all(0)
+        low, high = torch.aminmax(sign * x, dim=-2)
+        ordered = (sign * old).sort(-2).values
+        size = old.size(-2)
+        half, middle = ordered[..., size // 2 - 1, :], ordered[..., 3 * size // 4, :]
+        is_beyond = (low > half) & (low < middle) & (middle < high)
+        is_beyond = is_beyond.reshape(-1, x.size(-1)).all(0)
         if bool(is_beyond.any()):
             return Clock(int(is_beyond.int().argmax()), sign)
     return None

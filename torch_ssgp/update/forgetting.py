@@ -22,6 +22,8 @@ What does not count as evidence:
   a map, filled in piece by piece, and wants its whole range. With smaller pieces it may
   outgrow the model, see ``clock.py``.
 - Labels, until all classes have come since the doubt began.
+- A batch that arrives twice. Its outliers would confirm themselves, and its noise would
+  be zero.
 
 Data that are far too good to be true are evidence too, although no power of the past
 explains them: if the scale of a stream falls by orders of magnitude, later data hide
@@ -49,7 +51,7 @@ from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
 from torch_ssgp.compression import first_of_each
 from torch_ssgp.exceptions import Breakdown, breakdowns
-from torch_ssgp.memory import Data, Memory, extremes
+from torch_ssgp.memory import Data
 from torch_ssgp.modules import (
     form_of,
     least_noise,
@@ -58,10 +60,11 @@ from torch_ssgp.modules import (
 from torch_ssgp.points import evenly
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.appending import Recalled, recall_at
-from torch_ssgp.update.clock import Clock, outgrown, ticking
+from torch_ssgp.update.clock import Clock, outgrown
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Limits
+from torch_ssgp.update.witnesses import bears_witness, has_all_classes
 
 POWERS = (0.0, 0.05, 0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
 SLACK = 0.05  # nats per datum by which a model that is not quite right may lose
@@ -353,24 +356,6 @@ def after_fading(doubt: Tensor, began: Tensor) -> Tensor:
     return torch.where(began.unsqueeze(-1), left, doubt)
 
 
-def has_all_classes(memory: Memory, data: Data, count: int) -> Tensor:
-    """``(*batch,)``, whether the last labels have the classes of all before.
-
-    Labels that arrive class by class contradict all that was known, and change
-    nothing. Of several classes the first and the last stand for all.
-
-    Args:
-        memory: What is remembered.
-        data: New labels.
-        count: How many labels to look at, the new ones included.
-    """
-    num_old = min(count - data.y.size(-1), memory.num_raw)
-    old = Data(memory.raw_x, memory.y, None, memory.weight)
-    old = old.narrow(memory.num_raw - num_old, num_old)
-    recent = extremes(extremes(data.y[..., :0], old).to(data.y), data)
-    return (recent == extremes(memory.extremes.to(data.y), data)).all(-1)
-
-
 class Judged(NamedTuple):
     """What new data say about the past, and what follows from it.
 
@@ -409,9 +394,7 @@ class Judged(NamedTuple):
         is_auto = options.forgets_by_evidence
         if options.forget is None and int(memory.base_key):
             is_auto = False  # a branch keeps what is to be merged
-        is_large = y.size(-1) > known.summary.num_inducing > 0
-        if is_auto and is_large and ticking(memory, data, ties=True) is not None:
-            is_auto = False  # the next piece of a map, which wants its whole range
+        is_auto = is_auto and bears_witness(memory, data, known.summary.num_inducing)
         power: float | Tensor = options.power
         judgement = recalled = None
         if is_auto or options.learns_when_due:

@@ -76,8 +76,12 @@ def update_with(
         )
         if bool(change.any()):
             # A new noise alone is no new function: what still predicts stays.
-            past = summary_of_past(together, joint._replace(prior=split.prior))
-            again = judge(split.prior, past, data, limits.jitter)
+            first = together.num_raw - apart.pending
+            since = together.data.narrow(first, together.data.y.size(-1) - first)
+            past = summary_of_past(
+                together, joint._replace(prior=split.prior), apart.pending
+            )
+            again = judge(split.prior, past, since, limits.jitter)
             change = change & ~again.is_helped if again is not None else change
         if bool((change == alarm).all()):
             return split
@@ -164,15 +168,18 @@ def evidence_of_past(together: Update, num_pending: int) -> Tensor:
 
 
 @torch.no_grad()
-def summary_of_past(together: Update, learned: Learned) -> PosteriorSummary:
+def summary_of_past(
+    together: Update, learned: Learned, num_pending: int = 0
+) -> PosteriorSummary:
     """What the past alone says, with hyperparameters learned from new data too.
 
     Args:
         together: The update that learned from all data.
         learned: Hyperparameters and inducing points.
+        num_pending: Raw data of the memory, the last ones, that are not of the past.
     """
     z = learned.summary["inducing_points"].to(together.data.x)
-    rows, _, m_b = _projected(_of_past(together, learned.prior, z))
+    rows, _, m_b = _projected(_of_past(together, learned.prior, z, num_pending))
     past = fn.absorb(fn.compress(rows), m_b)
     summary = copy(together.known.summary)
     summary.replace(
