@@ -2,13 +2,13 @@
 
     python scripts/soak.py --out docs/data/soak.json   # takes minutes
     python scripts/soak.py --report                    # docs/soak.md from that file
-    python scripts/soak.py --auto                      # defaults and forget="auto"
     python scripts/soak.py --quick                     # a short one: does it run?
 
-Learning stays on. The stream changes its function, range, scale and noise at once, has
-gaps, outliers and copies; now and then the model is conditioned on the side, saved and
-loaded. What is looked for: exceptions, NaN, fallbacks, memory or time that grow, and
-how far the predictions are from those of a model that sees the present regime only.
+Updates have the library's defaults and ``forget="auto"``. The stream changes its
+function, range, scale and noise at once, has gaps, outliers and copies; now and then
+the model is conditioned on the side, saved and loaded. What is looked for: exceptions,
+NaN, fallbacks, memory or time that grow, and how far the predictions are from those of
+a model that sees the present regime only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch_ssgp import StreamingGP, UpdateResult
 from workbench.common import DOCS, new_parser, positive, resident_mib
 from workbench.results import Row, header, read, write
 from workbench.soak_page import NUM_TEST, RECOVERED, page
-from workbench.soak_stream import CHANGES, WIDTH, Regime, options
+from workbench.soak_stream import CHANGES, WIDTH, Regime
 
 DATA, PAGE = DOCS / "data" / "soak.json", DOCS / "soak.md"
 OUT = Path("out/soak.json")  # of a run that is not meant for the docs
@@ -100,7 +100,6 @@ class Soak:
         num_inducing: Budget of inducing points.
         regime: Updates between two changes.
         batch_steps: Steps that a batch model learns.
-        auto: Whether updates have the library's defaults and ``forget="auto"``.
     """
 
     def __init__(
@@ -111,9 +110,8 @@ class Soak:
         num_inducing: int,
         regime: int,
         batch_steps: int,
-        auto: bool = False,
     ) -> None:
-        self.batch_steps, self.auto = batch_steps, auto
+        self.batch_steps = batch_steps
         self.seed = seed
         self.updates, self.num_inducing, self.length = updates, num_inducing, regime
         self.num_dims, self.rng = num_dims, torch.Generator().manual_seed(seed)
@@ -153,7 +151,7 @@ class Soak:
             self.counts["batches"][name] += 1
             previous = x, y
             self.latest.append(previous)
-            self.attempt(lambda k=k, x=x, y=y, r=regime: self.step(k, x, y, r))
+            self.attempt(lambda k=k, x=x, y=y: self.step(k, x, y))
             if k + 1 in looks:
                 self.samples.append(sample(k + 1, self.model))
                 if out is not None:
@@ -178,14 +176,10 @@ class Soak:
         if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
             self.counts["not_finite"][name] += 1
 
-    def step(self, k: int, x: Tensor, y: Tensor, regime: Regime) -> None:
+    def step(self, k: int, x: Tensor, y: Tensor) -> None:
         """One update, predictions after it, and now and then more."""
-        # Drawn in any case: the stream is the same.
-        chosen = options(regime, 20 * (k - self.begun) < self.length)
-        if self.auto:
-            chosen = {"forget": "auto"}
         start = time.process_time()  # others may use the machine as well
-        result: UpdateResult = self.model.update(x, y, **chosen)
+        result: UpdateResult = self.model.update(x, y, forget="auto")
         self.seconds[k] = time.process_time() - start
         self.num_inducing_now[k] = result.num_inducing
         self.counts["status"][result.status] += 1
@@ -245,7 +239,6 @@ class Soak:
         y = torch.cat([y for _, y in self.latest])[-200:]
         row: Row = {
             "change": regime.change.name,
-            "forget": "auto" if self.auto else regime.change.forget,
             "from_update": self.begun,
             "scale": regime.scale,
             "noise_std": regime.change.noise * regime.scale,
@@ -321,7 +314,6 @@ def run(
     num_inducing: int = 25,
     regime: int | None = None,
     batch_steps: int = 20,
-    auto: bool = False,
     progress: bool = True,
     out: Path | None = None,
 ) -> Row:
@@ -336,7 +328,6 @@ def run(
             too short to meet every change.
         batch_steps: Steps that the batch models learn, which the stream is compared
             with.
-        auto: Whether updates have the library's defaults and ``forget="auto"``.
         progress: Whether to show a progress bar.
         out: File for the report, written at every sample: an interrupted run leaves
             what it saw.
@@ -346,7 +337,7 @@ def run(
     """
     if regime is None:
         regime = min(100, max(updates // len(CHANGES), 1))
-    soak = Soak(updates, seed, num_dims, num_inducing, regime, batch_steps, auto)
+    soak = Soak(updates, seed, num_dims, num_inducing, regime, batch_steps)
     report = soak.run(progress, out)
     if out is not None:
         save(out, report)
@@ -397,9 +388,6 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="300 updates")
     parser.add_argument(
-        "--auto", action="store_true", help='the library\'s defaults, forget="auto"'
-    )
-    parser.add_argument(
         "--report",
         action="store_true",
         help="no run: docs/soak.md from --out (docs/data/soak.json)",
@@ -414,6 +402,5 @@ def main(arguments: list[str] | None = None) -> None:
         updates,
         seed=chosen.seed,
         num_dims=chosen.dims,
-        auto=chosen.auto,
         out=chosen.out or OUT,
     )

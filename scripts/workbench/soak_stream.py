@@ -1,9 +1,9 @@
-"""A stream that is hard on purpose: regimes, odd batches, options that change."""
+"""A stream that is hard on purpose: regimes and odd batches."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ class Change(NamedTuple):
 
     Attributes:
         name: What to call it.
-        forget: ``forget`` of the updates in this regime.
         new_range: Whether inputs move to where none has been.
         factor: What the scale of y is multiplied by.
         noise: Noise, in units of the scale.
@@ -26,7 +25,6 @@ class Change(NamedTuple):
     """
 
     name: str
-    forget: float = 1.0
     new_range: bool = False
     factor: float = 1.0
     noise: float = NOISE
@@ -39,13 +37,13 @@ CHANGES = (
     Change("range moves, no noise", new_range=True, noise=0.0),
     Change("range moves, gap", new_range=True, gap=True),
     Change("function changes"),
-    Change("function changes", forget=0.9),
-    Change("function changes, y 1000x larger", forget=0.9, factor=1e3),
-    Change("function changes, y 1000x smaller", forget=0.8, factor=1e-3),
-    Change("function changes, no noise", forget=0.9, noise=0.0),
+    Change("function changes"),
+    Change("function changes, y 1000x larger", factor=1e3),
+    Change("function changes, y 1000x smaller", factor=1e-3),
+    Change("function changes, no noise", noise=0.0),
     Change("range moves, y 1000x larger", new_range=True, factor=1e3),
     Change("range moves, y 1000x smaller", new_range=True, factor=1e-3),
-    Change("function changes", forget=0.8),
+    Change("function changes"),
 )
 
 
@@ -116,30 +114,3 @@ class Regime:
             y[0] += OUTLIER * NOISE * self.scale * (1 if odd < 0.09 else -1)
             return "outlier", x, y
         return ("one point" if n == 1 else "plain"), x, y
-
-
-def options(regime: Regime, fresh: bool) -> dict[str, Any]:
-    """Options of an update: few steps as a rule, now and then something else.
-
-    Args:
-        regime: The present regime.
-        fresh: Whether it has just begun: then every update learns hyperparameters.
-    """
-    u = float(regime.uniform(()))
-    chosen: dict[str, Any] = {
-        "num_steps": 4,
-        "learn_hyperparameters": True if fresh else 8,
-        "learn_inducing_points": False,
-        "forget": regime.change.forget,
-    }
-    if u < 0.05:
-        chosen["num_steps"] = 0
-    elif u < 0.10:
-        chosen["num_steps"] = 20
-    elif u < 0.12:
-        chosen["optimizer"] = "lbfgs"
-    elif u < 0.20:
-        chosen["trust_region"] = 0.3
-    elif u < 0.24:
-        chosen["learn_inducing_points"] = True
-    return chosen
