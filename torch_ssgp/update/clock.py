@@ -45,9 +45,9 @@ def outgrown(
     """The clock of a stream that has outgrown its inducing points, if it has one.
 
     Points that must cover a whole time axis, or all ranges that inputs have left,
-    cannot resolve the recent part. If the stream is followed, so that each datum is
-    predicted from those just before it, its oldest stretch is dropped, provided that it
-    says nothing about the new data.
+    cannot resolve the recent part. The oldest stretch is dropped, provided that it says
+    nothing about the new data. Of a time axis, only if the stream is followed, so that
+    each datum is predicted from those just before it.
 
     Args:
         kernel: Prior covariance.
@@ -57,11 +57,15 @@ def outgrown(
     """
     if int(memory.base_key):  # a branch does not mix what is kept apart
         return None
-    lost = memory.lost / memory.num_data
+    is_starved = memory.lost / memory.num_data > STARVED
     old = memory.compressed.points
-    if not bool(((lost > STARVED) & is_followed).any()) or old.size(-2) < 2:
+    if not bool(is_starved.any()) or old.size(-2) < 2:
         return None
-    clock = ticking(memory, data) or moved(memory, data)
+    clock = ticking(memory, data)
+    if clock is None:
+        clock = moved(memory, data)
+    elif not bool((is_starved & is_followed).any()):
+        return None
     if clock is None:
         return None
     x = _recent(memory, data)
