@@ -343,14 +343,15 @@ def fading(judgement: Judgement, doubt: Tensor, odds: float) -> Tensor:
 def after_fading(doubt: Tensor, began: Tensor) -> Tensor:
     """Evidence that is left where a drift has begun.
 
-    It goes on until as much evidence speaks against it. That the stream has begun anew
-    is another question, and open again.
+    As much as makes a witness: the data to come have to confirm it. That the stream
+    has begun anew is another question, and open again.
 
     Args:
         doubt: ``(*batch, q)``, evidence for a change.
         began: ``(*batch,)``, which streams have begun to drift.
     """
-    left = doubt.clone()
+    excess = (doubt[..., 1:-2].amax(-1, keepdim=True) - WITNESS).clamp_min(0)
+    left = (doubt - excess).clamp_min(0)
     left[..., 0] = left[..., -1] = 0.0
     return torch.where(began.unsqueeze(-1), left, doubt)
 
