@@ -619,6 +619,12 @@ def test_inputs_that_move_on_are_told_from_those_that_are_everywhere():
     assert seen(there[:3]) is None  # by chance, perhaps
     assert seen(there[:1].expand(20, -1)) is None  # one place is no range
     assert seen(there + 20) is None  # nothing is known there that could be left
+    # A starved model may be too coarse to follow anything.
+    data, unknown = Data(there, there[:, 0]), torch.tensor(False)
+    model.covar_module.base_kernel.lengthscale = 0.3
+    for lost, clock in ((30.0, (0, 1)), (0.1, None)):
+        model.memory.replace(lost=torch.tensor(lost).double())
+        assert outgrown(model.covar_module, model.memory, data, unknown) == clock
 
 
 def test_ranges_that_inputs_have_left_make_room():
