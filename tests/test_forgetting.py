@@ -669,3 +669,16 @@ def test_a_batch_that_arrives_again_is_no_witness():
     results = [model.update(x, y) for _ in range(3)]
     assert all(float(result.forgot) == 1 for result in results)
     assert float(model.memory.num_data) == 15 * 8 + 3 * 4
+
+
+def test_outliers_are_no_drift():
+    """Any doubt about the past explains them better, if not by much."""
+    torch.manual_seed(0)
+    model, known = make(), 0
+    for i, (x, y) in enumerate(batches(torch.sin, 30, 8)):
+        known += len(y)
+        if i >= 20 and i % 2:
+            y[0] += (-1) ** (i // 2) * 1.0  # 20 standard deviations of the noise
+        result = model.update(x, y)
+        assert float(result.forgot) == 1
+    assert float(model.memory.num_data) == known and rmse(model, torch.sin) < 0.1

@@ -15,7 +15,7 @@ What does not count as evidence:
 - ``SLACK`` nats of every datum. No model is right in all details, so a past of less
   weight predicts real data a little better even if nothing changes.
 - More than ``OUTLIER`` nats of one datum, less than an alarm takes: a change needs more
-  than one witness.
+  than one witness. For a drift, errors beyond those that are as improbable.
 - A datum about which the past says little, as in a new range of inputs. It cannot
   contradict the past, except by its scale.
 - A time axis that arrives in pieces of more data than there are inducing points. It is
@@ -85,7 +85,8 @@ class Judgement(NamedTuple):
     Attributes:
         gain: ``(*batch, q)``, nats by which each of ``POWERS`` predicts them better
             than the past as it is; last, those by which ``QUIET`` errors do.
-        capped: ``(*batch, q)``, the same, no datum counting for more than ``OUTLIER``.
+        capped: ``(*batch, q)``, the same, no datum counting for more than ``OUTLIER``,
+            and for a drift no error for more than that.
         surprise: ``(*batch,)``, nats per datum by which the data are less probable
             than the model expected.
         is_surprising: ``(*batch,)``, whether that is more than chance.
@@ -194,6 +195,11 @@ def judge(
         logs = L_C.diagonal(dim1=-2, dim2=-1).log()
         log_prob = -0.5 * (error.square() + fn.LOG_2PI) - logs
         misfit = error[..., -1, :].square()
+        # What outliers say for a drift: it shows in many errors, not in a few large
+        # ones, which any doubt about the past explains better.
+        share = 1 - (2 * OUTLIER / misfit).clamp_max(1).unsqueeze(-2)
+        outlying = 0.5 * share * (misfit.unsqueeze(-2) - error.square())
+        outlying[..., 0, :] = 0.0
         # log N(e; 0, c²) - log N(e; 0, 1), with no less noise than there may be.
         least = (
             least_noise(prior.likelihood, data.noise) * (-2 * logs[..., -1, :]).exp()
@@ -213,7 +219,7 @@ def judge(
             -2,
         )
         misfit = 1 - 2 * (log_prob[..., -1, :] - log_prob[..., 0, :]).clamp_max(0)
-        quiet = torch.zeros_like(misfit)
+        quiet, outlying = torch.zeros_like(misfit), torch.zeros_like(log_prob)
         # Each is predicted without the others: neighbours say the same thing, and all
         # count for as many as their values are independent, (tr C)² / tr C².
         B_1 = B[..., -1, :, :]
@@ -235,6 +241,8 @@ def judge(
     # Of what the past says little about, nothing contradicts it, but its scale may.
     followed = explained > FOLLOWED
     gain = (log_prob - log_prob[..., -1:, :]).where(followed.unsqueeze(-2), 0)
+    outlying = outlying.where(followed.unsqueeze(-2), 0)
+    capped = torch.cat([gain - outlying, quiet.unsqueeze(-2)], -2).nan_to_num(0.0)
     gain = torch.cat([gain, quiet.unsqueeze(-2)], -2).nan_to_num(0.0)
     num_followed = followed.sum(-1)
     # Again no datum alone: an outlier is nothing to learn from.
@@ -242,7 +250,7 @@ def judge(
     against = excess.where(followed, 0).sum(-1) / (2 * num_followed).sqrt()
     return Judgement(
         gain=gain.sum(-1),
-        capped=gain.clamp_max(OUTLIER).sum(-1),
+        capped=capped.clamp_max(OUTLIER).sum(-1),
         surprise=0.5 * misfit.sum(-1) / count,
         is_surprising=excess.sum(-1) / (2 * count) ** 0.5 > SURPRISING,
         is_refuted=against > SURPRISING,
