@@ -611,7 +611,7 @@ def _trace(A: Tensor) -> Tensor:
     return A.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-def log_probs_given_tempered(
+def errors_given_tempered(
     kernel: Kernel,
     x_old: Tensor,
     y_old: Tensor,
@@ -620,8 +620,8 @@ def log_probs_given_tempered(
     noise: float,
     power: float,
     mean: Mean | None = None,
-) -> Tensor:
-    r"""Log-probability of each new target given those before it and a tempered past.
+) -> tuple[Tensor, Tensor]:
+    r"""How each new target is predicted from those before it and a tempered past.
 
     A Gaussian likelihood to the power :math:`\lambda` is one with noise
     :math:`\sigma^2 / \lambda`; a past to the power zero is none.
@@ -637,10 +637,10 @@ def log_probs_given_tempered(
         mean: Prior mean.
 
     Returns:
-        ``(n,)``.
+        ``(n,)`` squared errors in units of their variance, and log-probabilities.
     """
     mean = mean or (lambda x: torch.zeros_like(x[:, 0]))
-    result = []
+    errors, log_probs = [], []
     for i in range(len(y)):
         seen_x, seen_y = x[:i], y[:i]
         variances = torch.full((i,), noise, dtype=y.dtype)
@@ -653,6 +653,6 @@ def log_probs_given_tempered(
         weights = torch.linalg.solve(K, k).squeeze(-1)
         center = mean(x[i : i + 1])[0] + weights @ (seen_y - mean(seen_x))
         spread = kernel(x[i : i + 1], x[i : i + 1])[0, 0] - weights @ k[:, 0] + noise
-        error = (y[i] - center).square() / spread
-        result.append(-0.5 * (LOG_2PI + spread.log() + error))
-    return torch.stack(result)
+        errors.append((y[i] - center).square() / spread)
+        log_probs.append(-0.5 * (LOG_2PI + spread.log() + errors[-1]))
+    return torch.stack(errors), torch.stack(log_probs)

@@ -73,23 +73,27 @@ def test_the_evidence_of_every_power_is_that_of_an_exact_gp():
     assert judged is not None
     kernel, mean = copy.deepcopy((model.covar_module, model.mean_module))
     old_x, old_y = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
-    expected = torch.stack(
-        [
-            oracles.log_probs_given_tempered(
-                lambda a, b: kernel(a, b).to_dense().detach(),
-                old_x,
-                old_y,
-                x_new,
-                y_new,
-                model.likelihood.noise.item(),
-                power,
-                lambda a: mean(a).detach(),
-            )
-            for power in POWERS
-        ]
-    )
-    gain = expected - expected[-1]
+    predicted = [
+        oracles.errors_given_tempered(
+            lambda a, b: kernel(a, b).to_dense().detach(),
+            old_x,
+            old_y,
+            x_new,
+            y_new,
+            model.likelihood.noise.item(),
+            power,
+            lambda a: mean(a).detach(),
+        )
+        for power in POWERS
+    ]
+    errors, log_probs = map(torch.stack, zip(*predicted, strict=True))
+    gain = log_probs - log_probs[-1]
     torch.testing.assert_close(judged.gain[:-1], gain.sum(-1), rtol=1e-5, atol=1e-5)
+    # For a drift, errors beyond the limit are brought back to it, in all explanations.
+    assert (errors[-1] > 2 * OUTLIER).any() and (errors[-1] < 2 * OUTLIER).any()
+    scale = (2 * OUTLIER / errors[-1]).clamp_max(1)
+    drift = log_probs + 0.5 * (1 - scale) * errors
+    gain[1:-1] = (drift - drift[-1])[1:-1]
     capped = gain.clamp_max(OUTLIER).sum(-1)
     torch.testing.assert_close(judged.capped[:-1], capped, rtol=1e-5, atol=1e-5)
 
@@ -160,36 +164,20 @@ def test_errors_too_good_to_be_true_speak_for_a_change(monkeypatch):
     judged = judge(known.frozen, known.summary, data, 1e-10)
     kernel, mean = model.covar_module, model.mean_module
 
-    def dense(y: Tensor) -> Tensor:
-        return oracles.log_probs_given_tempered(
-            lambda a, b: kernel(a, b).to_dense().detach(),
-            x,
-            next(batches(torch.sin, 1, 12))[1],
-            x_new,
-            y,
-            0.04,
-            1.0,
-            lambda a: mean(a).detach(),
-        )
-
-    # Each log-probability is -(e² + log 2πv) / 2 with a v that no target changes.
-    log_v = -2 * (dense(y_new) + 0.5 * _squares(dense, y_new)) - math.log(2 * math.pi)
-    square = _squares(dense, y_new)
+    square, log_probs = oracles.errors_given_tempered(
+        lambda a, b: kernel(a, b).to_dense().detach(),
+        x,
+        next(batches(torch.sin, 1, 12))[1],
+        x_new,
+        y_new,
+        0.04,
+        1.0,
+        lambda a: mean(a).detach(),
+    )
+    log_v = -2 * log_probs - square - math.log(2 * math.pi)
     assert bool((1e-4 / log_v.exp() < QUIET**2).all())  # far from the smallest noise
     expected = -math.log(QUIET) - 0.5 * square * (QUIET**-2 - 1)
     torch.testing.assert_close(judged.gain[-1], expected.sum(), rtol=1e-4, atol=1e-4)
-
-
-def _squares(log_probs: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
-    """Squared standardized errors, off second differences in each target alone."""
-    result = []
-    for i in range(len(y)):
-        h = torch.zeros_like(y)
-        h[i] = 1e-2
-        low, middle, high = (log_probs(y + k * h)[i] for k in (-1, 0, 1))
-        slope, curve = (high - low) / 2e-2, (high - 2 * middle + low) / 1e-4
-        result.append(-slope.square() / curve)
-    return torch.stack(result)
 
 
 def test_what_a_model_not_quite_right_loses_is_not_counted():
