@@ -102,10 +102,10 @@ def verdict(rows: list[Row]) -> str:
     if ratios.get("gradual", 0) > CLOSE:
         alarms = [row["alarms"] for row in of_table(rows, "streams")["gradual"][AUTO]]
         parts.append(
-            "The gradual stream turns into its negative within the run, and auto "
-            f"starts anew {listed(alarms)} times. Our reading, which we did not test: "
-            "powers below 0.5 count as a new start and never fade the past, so fading "
-            "cannot follow a drift this fast."
+            "The gradual stream turns into another function and then into its negative "
+            f"within the run. Auto leaves less than half of the past {listed(alarms)} "
+            "times and all of it in between: after such a fade little but one batch is "
+            "left, which the next one hardly contradicts."
         )
     if over_one:
         parts.append(
@@ -259,7 +259,7 @@ def page(file: Contents) -> str:
             "all batches but the first. Noise of 0.1 is part of them. The window is an "
             f"exact GP, trained from scratch on the last {made['window']} data before "
             "every batch; it has no version for labels. `alarms` counts updates that "
-            "start anew, one number for each seed."
+            "leave less than half of the past, one number for each seed."
             if table
             else "",
             verdict(rows),
