@@ -654,7 +654,12 @@ def test_a_batch_that_arrives_again_is_no_witness():
         model.update(x, y)
     x, y = next(batches(torch.sin, 1, 4, seed=1))
     y[0] += 3  # an outlier
-    results = [model.update(x, y) for _ in range(3)]
+    results = [model.update(x, y)]
+    doubt = model.memory.doubt
+    assert float(doubt.max()) > 0
+    for _ in range(2):
+        results.append(model.update(x, y))
+        assert torch.equal(model.memory.doubt, doubt)
     assert all(float(result.forgot) == 1 for result in results)
     assert float(model.memory.num_data) == 15 * 8 + 3 * 4
 

@@ -148,9 +148,10 @@ def still(rows: list[Row]) -> str:
         "## Where nothing changes",
         "Streams of 1 to 3 inputs, in random order or sorted by the first of them, "
         "noise of 0.1 or 0.5 where the function has 1, at most 30 inducing points, "
-        "default steps. Alarms are updates that begin anew, and `faded` those that "
-        "keep a part of the past. The error is that of the mean against the function "
-        "at the end, its range over seeds, in units of that with λ = 1.",
+        "default steps. Alarms are updates that leave less than half of the past, and "
+        "`faded` those that leave more, if not all. The error is that of the mean "
+        "against the function at the end, its range over seeds, in units of that with "
+        "λ = 1.",
         markdown(shown),
         f"{alarms} false alarms in {updates:,} updates; at most one in 1,000 was "
         f"asked for. The largest ratio of errors is {worst:.3f}; at most {STILL} was "

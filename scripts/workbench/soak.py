@@ -1,6 +1,6 @@
 """Ten thousand updates of one model on a stream that is hard on purpose.
 
-    python scripts/soak.py --out docs/data/soak.json   # takes minutes
+    python scripts/soak.py --out docs/data/soak.json   # half an hour
     python scripts/soak.py --report                    # docs/soak.md from that file
     python scripts/soak.py --quick                     # a short one: does it run?
 

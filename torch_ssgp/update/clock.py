@@ -62,10 +62,9 @@ def outgrown(
     if not bool(is_starved.any()) or old.size(-2) < 2:
         return None
     clock = ticking(memory, data)
-    if clock is None:
-        clock = moved(memory, data)
-    elif not bool((is_starved & is_followed).any()):
+    if clock is not None and not bool((is_starved & is_followed).any()):
         return None
+    clock = clock or moved(memory, data)
     if clock is None:
         return None
     x = _recent(memory, data)
