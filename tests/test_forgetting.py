@@ -129,7 +129,8 @@ def test_a_scale_that_falls_is_heard_where_nothing_was_known():
 
 def judgement_of(gain: Tensor, capped: Tensor, num_data: int = 0) -> Judgement:
     zero = torch.zeros(()).double()
-    return Judgement(gain, capped, zero, zero > 0, zero > 0, zero + 1, zero + num_data)
+    known = (zero + 1, zero + num_data)
+    return Judgement(gain, capped, zero, zero > 0, zero > 0, *known, gain == gain)
 
 
 def test_an_alarm_takes_the_log_odds_and_more_than_one_witness():
@@ -198,10 +199,25 @@ def test_the_past_fades_where_the_data_at_hand_bear_witness():
     assert float(fading(judgement, 0.3 * gain, odds=1e-3)) == 1  # too little in all
     less = judgement._replace(gain=0.2 * gain, capped=0.2 * gain)  # no witness
     assert float(fading(less, gain, odds=1e-3)) == 1
+    few = judgement._replace(leaves_enough=judgement.gain != gain[2])
+    assert float(fading(few, gain, odds=1e-3)) == 1
     left = after_fading(gain, zero == 0)
     assert float(left[2]) == pytest.approx(WITNESS)
     assert float(left[0]) == float(left[-1]) == 0
     assert torch.equal(after_fading(gain, zero > 0), gain)
+
+
+def test_a_power_leaves_more_data_than_hyperparameters():
+    model = make(num_inducing=10)
+    (first, second) = batches(torch.sin, 2, 12)
+    model.update(*first, num_steps=STEPS)
+    data = model.check_data(*second, None)
+    known = model.known(data)
+    for few, expected in ((12, True), (2, False)):
+        some = data.narrow(0, few)
+        found = judge(known.frozen, known.summary, some, 1e-10)
+        assert bool(found.leaves_enough[1]) is expected  # 12 * 0.05 + few
+        assert bool(found.leaves_enough[[0, *range(3, len(POWERS) + 1)]].all())
 
 
 def test_a_drift_goes_on_until_the_evidence_is_against_it():
@@ -551,17 +567,17 @@ def test_a_clock_is_an_input_that_only_grows_or_only_falls(sign):
     model.memory.replace(lost=torch.tensor(30.0).double())
     known = torch.tensor(True)
     data = Data(t[30:], torch.sin(t[30:, 0]))
-    assert outgrown(kernel, model.memory, data, known) == (0, sign)
-    assert outgrown(kernel, model.memory, data, ~known) is None  # far ahead: a map
+    assert outgrown(kernel, model.memory, data, known, 10) == (0, sign)
+    assert outgrown(kernel, model.memory, data, ~known, 10) is None  # far ahead: a map
     shuffled = Data(data.x.flip(-2), data.y)
-    assert outgrown(kernel, model.memory, shuffled, known) is None
+    assert outgrown(kernel, model.memory, shuffled, known, 10) is None
     repeated = Data(torch.cat([data.x[:-1], data.x[-2:-1]]), data.y)
-    assert outgrown(kernel, model.memory, repeated, known) is None
+    assert outgrown(kernel, model.memory, repeated, known, 10) is None
     model.memory.replace(lost=torch.tensor(0.1).double())
-    assert outgrown(kernel, model.memory, data, known) is None  # points suffice
+    assert outgrown(kernel, model.memory, data, known, 10) is None  # points suffice
     model.memory.replace(lost=torch.tensor(30.0).double())
     related = PeriodicKernel().double()  # what is old is needed
-    assert outgrown(related, model.memory, data, known) is None
+    assert outgrown(related, model.memory, data, known, 10) is None
 
 
 def test_points_that_moved_past_the_last_datum_leave_the_clock_alone():
@@ -612,7 +628,7 @@ def test_inputs_that_move_on_are_told_from_those_that_are_everywhere():
     model.covar_module.base_kernel.lengthscale = 0.3
     for lost, clock in ((30.0, (0, 1)), (0.1, None)):
         model.memory.replace(lost=torch.tensor(lost).double())
-        assert outgrown(model.covar_module, model.memory, data, unknown) == clock
+        assert outgrown(model.covar_module, model.memory, data, unknown, 10) == clock
 
 
 def test_ranges_that_inputs_have_left_make_room():

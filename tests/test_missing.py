@@ -221,6 +221,7 @@ def test_doubt_waits_for_the_next_reading():
         nothing[:, 0] > 0,
         explained=torch.tensor([1.0, 0.0]),
         num_followed=torch.zeros(2),
+        leaves_enough=nothing == 0,
     )
     _, alarm, doubt, _ = decide(judgement, loud, 1e-3)
     assert alarm.tolist() == [True, False]

@@ -94,6 +94,8 @@ class Judgement(NamedTuple):
         explained: ``(*batch,)``, share of their prior variance that was known before;
             zero for a stream without a reading.
         num_followed: ``(*batch,)``, data about which the past says much.
+        leaves_enough: ``(*batch, q)``, which powers leave more data than there are
+            hyperparameters: else nothing could be learned.
     """
 
     gain: Tensor
@@ -103,6 +105,7 @@ class Judgement(NamedTuple):
     is_refuted: Tensor
     explained: Tensor
     num_followed: Tensor
+    leaves_enough: Tensor
 
     @property
     def convincing(self) -> Tensor:
@@ -256,7 +259,24 @@ def judge(
         is_refuted=against > SURPRISING,
         explained=explained.sum(-1) / count,
         num_followed=num_followed,
+        leaves_enough=_leave_enough(prior, summary, powers.squeeze(-1), count),
     )
+
+
+def _leave_enough(
+    prior: Prior, summary: PosteriorSummary, powers: Tensor, num_new: int | Tensor
+) -> Tensor:
+    """Which powers leave more data than there are hyperparameters.
+
+    Those for a beginning do not have to: it is tried with the new data alone. Nor do
+    those near 1, which take little away.
+    """
+    num_old = summary.num_data.to(powers)
+    num_free = sum(p.numel() for p in prior.parameters()) / num_old.numel()
+    gone = (1 - powers) * num_old.unsqueeze(-1)
+    left = (num_old + num_new).unsqueeze(-1) - gone
+    leaves = (powers == 0) | (powers >= ANEW) | (left > num_free + 1)
+    return torch.cat([leaves, torch.ones_like(leaves[..., :1])], -1)
 
 
 class Verdict(NamedTuple):
@@ -309,6 +329,7 @@ def decide(
     # The cap is for the alarm; which power is the best, all that was gained decides.
     score = doubt + (judgement.gain - judgement.capped)
     enough = torch.where(drifts.unsqueeze(-1) & is_drift, LIKELY, -math.log(odds))
+    is_heard &= judgement.leaves_enough
     score = torch.where(is_heard & (doubt > enough), score, -torch.inf)
     best, index = score.max(-1)
     power = torch.where(best > -torch.inf, powers.take(index), 1.0)
@@ -341,7 +362,8 @@ def fading(judgement: Judgement, doubt: Tensor, odds: float) -> Tensor:
     """
     powers = judgement.gain.new_tensor(POWERS[1:-1])
     is_convincing = doubt[..., 1:-2] > -math.log(odds)
-    is_convincing = is_convincing & (judgement.convincing[..., 1:-2] > WITNESS)
+    is_convincing &= judgement.convincing[..., 1:-2] > WITNESS
+    is_convincing &= judgement.leaves_enough[..., 1:-2]
     gain = torch.where(is_convincing, judgement.gain[..., 1:-2], -torch.inf)
     best, index = gain.max(-1)
     is_heard = judgement.is_followed & (best > -torch.inf)
@@ -416,23 +438,16 @@ class Judged(NamedTuple):
                 judgement = judge(
                     known.frozen, known.summary, data, limits.jitter, powers, recalled
                 )
+        kept = cls(power, none, drifts, memory.doubt.to(y), 0.0, 0.0, nothing, none)
         if judgement is None:
-            return cls(power, none, drifts, memory.doubt, 0.0, 0.0, nothing, none)
+            return kept
         surprise, is_surprising = judgement.surprise, judgement.is_surprising
+        kept = kept._replace(
+            surprise=surprise, is_surprising=is_surprising, recalled=recalled
+        )
         if not is_auto:
-            doubt = memory.doubt.to(y)
-            return cls(
-                power,
-                none,
-                drifts,
-                doubt,
-                0.0,
-                0.0,
-                surprise,
-                is_surprising,
-                recalled=recalled,
-            )
-        odds, doubt = options.change_odds, memory.doubt.to(y)
+            return kept
+        odds, doubt = options.change_odds, kept.doubt
         is_old = bool((of_beginning(doubt) > WITNESS).any())  # doubt of before
         drifted = drifts
         power, alarm, doubt, drifts = decide(judgement, doubt, odds, drifts)
@@ -456,18 +471,22 @@ class Judged(NamedTuple):
         clock = None
         if not bool((alarm | (power < 1)).any()):
             power = 1.0
-            clock = outgrown(known.frozen.kernel, memory, data, judgement.is_followed)
-        return cls(
-            power,
-            alarm,
-            drifts,
-            doubt,
-            doubted,
-            waiting,
-            surprise,
-            is_surprising,
-            clock,
-            recalled,
+            clock = outgrown(
+                known.frozen.kernel,
+                memory,
+                data,
+                judgement.is_followed,
+                known.summary.num_inducing,
+            )
+        return kept._replace(
+            power=power,
+            alarm=alarm,
+            drifts=drifts,
+            doubt=doubt,
+            doubted=doubted,
+            waiting=waiting,
+            is_surprising=is_surprising,
+            clock=clock,
         )
 
     @property
