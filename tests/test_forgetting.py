@@ -562,11 +562,11 @@ def test_a_clock_is_an_input_that_only_grows_or_only_falls(sign):
     model = make(num_inducing=10)
     model.covar_module.base_kernel.lengthscale = 0.3
     kernel = model.covar_module
-    t = sign * torch.arange(40, dtype=torch.float64).unsqueeze(-1) / 10
-    model.update(t[:30], torch.sin(t[:30, 0]), num_steps=0)
+    t = sign * torch.arange(50, dtype=torch.float64).unsqueeze(-1) / 10
+    model.update(t[:40], torch.sin(t[:40, 0]), num_steps=0)
     model.memory.replace(lost=torch.tensor(30.0).double())
     known = torch.tensor(True)
-    data = Data(t[30:], torch.sin(t[30:, 0]))
+    data = Data(t[40:], torch.sin(t[40:, 0]))
     assert outgrown(kernel, model.memory, data, known, 10) == (0, sign)
     assert outgrown(kernel, model.memory, data, ~known, 10) is None  # far ahead: a map
     shuffled = Data(data.x.flip(-2), data.y)

@@ -12,9 +12,9 @@ from torch_ssgp.greedy import Observed
 from torch_ssgp.memory import Rows
 from torch_ssgp.points import diagonal, evenly
 
-# Raw data that may wait for the next compression, as a share of the memory: a stream of
-# single points is then compressed once for many updates.
-OVERFLOW = 0.25
+# Points beyond its size that a memory may hold until the next compression, as a share:
+# a stream of single points is then compressed once for many updates.
+OVERFLOW = 0.5
 # Lengthscale under which points are judged, in units of the spacing that a memory of so
 # many points has.
 SPACINGS = 1.5

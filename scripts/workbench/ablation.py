@@ -108,6 +108,7 @@ MOVING = ("ranges that move",)
 KNOBS = (
     Knob("torch_ssgp.models.MEMORY", (1, 3), (*REAL, *SMALL, *PERIODS)),
     Knob("torch_ssgp.compression.OVERFLOW", (0.0, 1.0), (*LARGE, *SMALL)),
+    Knob("torch_ssgp.update.appending.WAITING", (0.0, 1.0), SMALL),
     Knob("torch_ssgp.compression.SPACINGS", (0.75, 3.0), (*REAL, *LARGE, *SMALL)),
     Knob("torch_ssgp.compression.MAX_CANDIDATES", (200, 3000), LARGE),
     Knob("torch_ssgp.points.ALIKE", (0.0, 0.9), (*LARGE, *SMALL)),

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from torch_ssgp import StreamingGP
+from torch_ssgp.compression import OVERFLOW
 from workbench import bench_core, bench_points
 from workbench.baselines import small_budget
 from workbench.bench_whole import whole
@@ -134,7 +135,7 @@ def peers_of(m: int, n: int, device: Device) -> dict[str, Peer]:
     values = _targets(four).expand(*FANTASIES)
     own, single = _copy(model), _copy(finer)
     stream = iter(_points(x))
-    per_round = max(m // 2, 1)  # points that wait for one compression
+    per_round = int(OVERFLOW * 2 * m)  # points that wait for one compression
 
     @torch.no_grad()
     def fantasies() -> Tensor:

@@ -8,7 +8,8 @@ before with one row for every new datum,
     t = t_{old} + \mathrm{tr}\, W (K_{ff} - Q_{ff}) W,
 
 the same as projecting all that is remembered once more, to rounding. Only the kernel
-between inducing points and new data has to be computed.
+between inducing points and new data has to be computed. New rows join the old ones as
+they are; many wait for one QR.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from torch_ssgp.modules import form_of, inducing_gram, same_variables
 from torch_ssgp.points import Lost
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Objective
+
+WAITING = 0.25  # rows that wait for a QR, as a share of the inducing points
 
 
 class Appended(NamedTuple):
@@ -53,7 +56,8 @@ class Recalled(NamedTuple):
     """The posterior of before, and what it knows of new data.
 
     Attributes:
-        rows: The posterior as rows of a regression on its inducing points.
+        past: The posterior as pseudo-observations.
+        rows: The same as rows of a regression on its inducing points.
         A_f: ``(*batch, m, n)``, how data depend on these, whitened.
         k_ff: ``(*batch, n)``, prior variances of the data.
         m_f: ``(*batch, n)``, their prior means.
@@ -61,6 +65,7 @@ class Recalled(NamedTuple):
         is_same: Whether the prior is that of the summary.
     """
 
+    past: PseudoObservations
     rows: Projection
     A_f: Tensor
     k_ff: Tensor
@@ -112,7 +117,7 @@ def recall_at(
     A_f = fn.solve_lower(L, torch.where(same, k_bb.unsqueeze(-1), K[..., :-1]))
     k_ff = k_ff + (variance.unsqueeze(-1) * same).sum(-2)
     past = PseudoObservations(*(t.to(x) for t in summary.pseudo_observations))
-    return Recalled(fn.recall(past, L, m_b), A_f, k_ff, m_f, m_b, is_same)
+    return Recalled(past, fn.recall(past, L, m_b), A_f, k_ff, m_f, m_b, is_same)
 
 
 @torch.no_grad()
@@ -151,20 +156,24 @@ def append(
     )
     if not old.is_same:
         return None
-    past, A_f = old.rows, old.A_f
+    before, A_f = old.rows, old.A_f
     noise, s = objective.noises()
     own = None if objective.shared_noise else noise.expand(y.shape)[..., first:]
     weighed = fn.weigh(data.y - old.m_f, own, s, data.weight)
     lost = old.k_ff - fn.squared_norm(A_f, -2)
     if weighed.root is not None:
         A_f, lost = A_f * weighed.root.unsqueeze(-2), lost * weighed.root.square()
-    rows = Projection(
-        L=past.L,
-        A=torch.cat(fn.broadcast_matrices(past.A, A_f), -1),
-        r=torch.cat(fn.broadcast_rows(past.r, weighed.r), -1),
+    new = Projection(
+        L=before.L,
+        A=A_f,
+        r=weighed.r,
         loss=lost.sum(-1),
-        rho=past.rho + weighed.rho,
-        n=past.n + data.num_data,
+        rho=before.rho + weighed.rho,
+        n=before.n + data.num_data,
+    )
+    rows = new._replace(
+        A=torch.cat(fn.broadcast_matrices(before.A, A_f), -1),
+        r=torch.cat(fn.broadcast_rows(before.r, weighed.r), -1),
     )
     loss = rows.loss / (2 * s)
     if lost_before is not None:  # with the noise of then
@@ -180,8 +189,15 @@ def append(
         all_lost = Lost(lost / (2 * s.unsqueeze(-1)), loss, said, num_data)
         if wants_points(all_lost, summary.num_inducing, num_inducing):
             return None
-    rows = fn.compress(rows)
-    fit, now = fn.fit(rows, s), fn.absorb(rows, old.m_b)
+    fit = fn.fit(rows, s)
+    if rows.A.size(-1) > (1 + WAITING) * summary.num_inducing:
+        now = fn.absorb(fn.compress(rows), old.m_b)
+    else:
+        added = fn.absorb(new, old.m_b)
+        now = added._replace(
+            U=torch.cat(fn.broadcast_matrices(old.past.U, added.U), -2),
+            g=torch.cat(fn.broadcast_rows(old.past.g, added.g), -1),
+        )
     if not bool(torch.isfinite(fit.bound.sum() + now.U.sum())):
         raise Breakdown("the new posterior is not finite")
     return Appended(now, *fit, loss, s)

@@ -153,7 +153,7 @@ def judge(
         return None
     form, seen = form_of(prior.kernel), data.seen
     recalled = recalled or recall_at(summary, prior.mean, form, data.x, jitter)
-    rows, A_f, k_ff, m_f, _, _ = recalled
+    _, rows, A_f, k_ff, m_f, _, _ = recalled
     if data.y.size(-1) > 1:
         keep, _ = first_of_each(data.x)  # copies of an input are one witness
         keep = keep[evenly(keep.unsqueeze(-1), min(MAX_DATA, len(keep)))]
