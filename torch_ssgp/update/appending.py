@@ -189,15 +189,16 @@ def append(
         all_lost = Lost(lost / (2 * s.unsqueeze(-1)), loss, said, num_data)
         if wants_points(all_lost, summary.num_inducing, num_inducing):
             return None
-    fit = fn.fit(rows, s)
     if rows.A.size(-1) > (1 + WAITING) * summary.num_inducing:
-        now = fn.absorb(fn.compress(rows), old.m_b)
+        rows = fn.compress(rows)
+        now = fn.absorb(rows, old.m_b)
     else:
         added = fn.absorb(new, old.m_b)
         now = added._replace(
             U=torch.cat(fn.broadcast_matrices(old.past.U, added.U), -2),
             g=torch.cat(fn.broadcast_rows(old.past.g, added.g), -1),
         )
+    fit = fn.fit(rows, s)
     if not bool(torch.isfinite(fit.bound.sum() + now.U.sum())):
         raise Breakdown("the new posterior is not finite")
     return Appended(now, *fit, loss, s)
