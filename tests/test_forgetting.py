@@ -31,6 +31,7 @@ from torch_ssgp.update.forgetting import (
     decide,
     fading,
     judge,
+    of_beginning,
 )
 
 Function = Callable[[Tensor], Tensor]
@@ -218,6 +219,22 @@ def test_a_power_leaves_more_data_than_hyperparameters():
         found = judge(known.frozen, known.summary, some, 1e-10)
         assert bool(found.leaves_enough[1]) is expected  # 12 * 0.05 + few
         assert bool(found.leaves_enough[[0, *range(3, len(POWERS) + 1)]].all())
+
+
+def test_data_in_doubt_stay_as_they_came():
+    """What is compressed is one with the past, and could not begin anew."""
+    model, sizes = make(num_inducing=8), []
+    stream = list(batches(torch.sin, 40, 1))
+    stream += list(batches(lambda x: 4 + torch.cos(3 * x), 7, 1, seed=1))
+    for x, y in stream:
+        is_doubtful = float(of_beginning(model.memory.doubt)) > WITNESS
+        num_raw = model.memory.y.size(-1)
+        result = model.update(x, y, num_steps=STEPS)
+        if is_doubtful and float(result.forgot) == 1:
+            sizes.append(result.num_remembered)
+            assert model.memory.y.size(-1) == num_raw + 1
+        assert result.num_remembered <= 2 * model.memory_size
+    assert max(sizes) > 1.5 * model.memory_size
 
 
 def test_a_drift_goes_on_until_the_evidence_is_against_it():
@@ -567,17 +584,17 @@ def test_a_clock_is_an_input_that_only_grows_or_only_falls(sign):
     model.memory.replace(lost=torch.tensor(30.0).double())
     known = torch.tensor(True)
     data = Data(t[40:], torch.sin(t[40:, 0]))
-    assert outgrown(kernel, model.memory, data, known, 10) == (0, sign)
-    assert outgrown(kernel, model.memory, data, ~known, 10) is None  # far ahead: a map
+    assert outgrown(kernel, model.memory, data, known) == (0, sign)
+    assert outgrown(kernel, model.memory, data, ~known) is None  # far ahead: a map
     shuffled = Data(data.x.flip(-2), data.y)
-    assert outgrown(kernel, model.memory, shuffled, known, 10) is None
+    assert outgrown(kernel, model.memory, shuffled, known) is None
     repeated = Data(torch.cat([data.x[:-1], data.x[-2:-1]]), data.y)
-    assert outgrown(kernel, model.memory, repeated, known, 10) is None
+    assert outgrown(kernel, model.memory, repeated, known) is None
     model.memory.replace(lost=torch.tensor(0.1).double())
-    assert outgrown(kernel, model.memory, data, known, 10) is None  # points suffice
+    assert outgrown(kernel, model.memory, data, known) is None  # points suffice
     model.memory.replace(lost=torch.tensor(30.0).double())
     related = PeriodicKernel().double()  # what is old is needed
-    assert outgrown(related, model.memory, data, known, 10) is None
+    assert outgrown(related, model.memory, data, known) is None
 
 
 def test_points_that_moved_past_the_last_datum_leave_the_clock_alone():
@@ -628,7 +645,7 @@ def test_inputs_that_move_on_are_told_from_those_that_are_everywhere():
     model.covar_module.base_kernel.lengthscale = 0.3
     for lost, clock in ((30.0, (0, 1)), (0.1, None)):
         model.memory.replace(lost=torch.tensor(lost).double())
-        assert outgrown(model.covar_module, model.memory, data, unknown, 10) == clock
+        assert outgrown(model.covar_module, model.memory, data, unknown) == clock
 
 
 def test_ranges_that_inputs_have_left_make_room():

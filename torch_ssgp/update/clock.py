@@ -18,8 +18,8 @@ from torch_ssgp.kernels import Form
 from torch_ssgp.memory import Data, Memory
 from torch_ssgp.modules import form_of
 
-STARVED = 0.5  # nats per inducing point lost by them when a stream outgrew them
-UNRELATED = 0.1  # correlation below which the past says nothing about new data
+STARVED = 0.01  # nats per datum that inducing points lose when a stream outgrew them
+UNRELATED = 0.05  # correlation below which the past says nothing about new data
 TICKS = 4  # data in order that make an input a clock
 MOVED = 16  # data beyond half of the points that have not come there by chance
 
@@ -41,7 +41,6 @@ def outgrown(
     memory: Memory,
     data: Data,
     is_followed: Tensor,
-    num_inducing: int,
 ) -> Clock | None:
     """The clock of a stream that has outgrown its inducing points, if it has one.
 
@@ -55,11 +54,10 @@ def outgrown(
         memory: What is remembered.
         data: New data.
         is_followed: ``(*batch,)``, whether much was known of them before.
-        num_inducing: Number of inducing points.
     """
     if int(memory.base_key):  # a branch does not mix what is kept apart
         return None
-    is_starved = memory.lost > STARVED * num_inducing
+    is_starved = memory.lost / memory.num_data > STARVED
     old = memory.compressed.points
     if not bool(is_starved.any()) or old.size(-2) < 2:
         return None

@@ -471,13 +471,7 @@ class Judged(NamedTuple):
         clock = None
         if not bool((alarm | (power < 1)).any()):
             power = 1.0
-            clock = outgrown(
-                known.frozen.kernel,
-                memory,
-                data,
-                judgement.is_followed,
-                known.summary.num_inducing,
-            )
+            clock = outgrown(known.frozen.kernel, memory, data, judgement.is_followed)
         return kept._replace(
             power=power,
             alarm=alarm,

@@ -462,7 +462,10 @@ class Update:
         """Whether the memory is over its capacity, or is to be the summary."""
         num_points = objective.z_a.size(-2) + objective.data.x.size(-2)
         size, num_rows = self.limits.memory_size, objective.past.g.size(-1)
-        return not self.is_finer or is_full(num_points, size) or num_rows > 2 * size
+        if not self.is_finer or num_rows > 2 * size or num_points > 2 * size:
+            return True
+        # What may be of a new beginning must not become one with the past.
+        return is_full(num_points, size) and not self.judged.is_doubtful
 
     def compress(
         self, objective: Objective, data: GaussianData
