@@ -7,6 +7,7 @@
     python scripts/benchmark.py flat       bytes and time of ten thousand updates
     python scripts/benchmark.py streams    small batches, periods, labels, deep kernels
     python scripts/benchmark.py ablation   constants of the package, one by one
+    python scripts/benchmark.py loop       ways to climb, by time until near the end
     python scripts/benchmark.py bayesopt   cost, fantasies and regret with BoTorch
     python scripts/benchmark.py prequential   our river estimators and river's models
     python scripts/benchmark.py merge      three sites, a hundred models
@@ -37,6 +38,7 @@ from workbench import (
     ablation,
     bench_core,
     bench_flat,
+    bench_loop,
     bench_memory_tables,
     bench_policies,
     readme,
@@ -56,6 +58,7 @@ OTHERS = {
     "flat": "bench_flat",
     "streams": "bench_streams",
     "ablation": "ablation",
+    "loop": "bench_loop",
     "bayesopt": "bench_bayesopt",
     "prequential": "prequential",
     "merge": "bench_merge",
@@ -82,6 +85,7 @@ def page() -> str:
         streams_section(read(DATA / "streams.json")),
         bench_flat.section(read(DATA / "flat.json")),
         ablation_section(),
+        loop_section(read(DATA / "loop.json")),
         core_section(*(read(DATA / f"{name}.json") for name in ("core", "choice"))),
         policies_section(*(read(DATA / f"{n}.json") for n in ("policies", "gap"))),
         bayesopt_section(read(DATA / "bayesopt.json")),
@@ -165,6 +169,23 @@ def ablation_section() -> str:
         "better. The last one is the median ratio of processor time. Streams that "
         "change, and the sensor, are predicted batch by batch before they are learned.",
         ablation.section(path),
+    )
+
+
+def loop_section(file: Contents) -> str:
+    """Ways to climb."""
+    streams = listed(dict.fromkeys(row["stream"] for row in file.rows))
+    return paragraphs(
+        "## Inner loop",
+        f"Written by `scripts/benchmark.py loop` ({made_with(file)}): the same update "
+        "learned in several ways, by copies of one model, early and late in the "
+        f"streams {streams}. The end is the best bound that any way met, and near it "
+        f"is within {file.header['near']:g} nats per datum. Every way stops by itself "
+        f"on a plateau, or after {file.header['steps']} steps. Processor times, the "
+        "choice of points included, are medians of ratios to the default; steps are "
+        "medians; what is missing at the stop is in nats per datum. A cold start has "
+        "the hyperparameters of a new model.",
+        markdown(bench_loop.lines(file.rows)),
     )
 
 

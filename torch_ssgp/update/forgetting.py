@@ -259,20 +259,23 @@ def judge(
         is_refuted=against > SURPRISING,
         explained=explained.sum(-1) / count,
         num_followed=num_followed,
-        leaves_enough=_leave_enough(prior, summary, powers.squeeze(-1), count),
+        leaves_enough=_leave_enough(
+            summary.num_data.to(y).expand(num_followed.shape),
+            count,
+            powers.squeeze(-1),
+            sum(p.numel() for p in prior.parameters()) / num_followed.numel(),
+        ),
     )
 
 
 def _leave_enough(
-    prior: Prior, summary: PosteriorSummary, powers: Tensor, num_new: int | Tensor
+    num_old: Tensor, num_new: int | Tensor, powers: Tensor, num_free: float
 ) -> Tensor:
     """Which powers leave more data than there are hyperparameters.
 
     Those for a beginning do not have to: it is tried with the new data alone. Nor do
     those near 1, which take little away.
     """
-    num_old = summary.num_data.to(powers)
-    num_free = sum(p.numel() for p in prior.parameters()) / num_old.numel()
     gone = (1 - powers) * num_old.unsqueeze(-1)
     left = (num_old + num_new).unsqueeze(-1) - gone
     leaves = (powers == 0) | (powers >= ANEW) | (left > num_free + 1)
