@@ -289,7 +289,8 @@ def test_fit_after_loading_is_fit_without(memory_size: int, noisy: bool) -> None
     ours, loaded = model(20), model(3)
     ours.fit(num_steps=3)
     ours.update(X[20:], Y[20:], None if Yvar is None else Yvar[20:], restandardize=True)
-    assert (ours.model.memory.num_raw > 0) == (memory_size == 40)
+    assert (ours.model.memory.num_raw > 0) == (memory_size > 8)
+    assert (ours.model.memory.g.size(-1) > 0) == (memory_size < 40)
     loaded.load_state_dict(ours.state_dict())
     results = [m.fit(num_steps=10) for m in (ours, loaded)]
     assert torch.equal(results[0].bound, results[1].bound)

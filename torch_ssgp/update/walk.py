@@ -375,12 +375,10 @@ class Update:
 
     # -- what is kept -----------------------------------------------------------------
 
+    @torch.no_grad()
     def finish(self, objective: Objective, ascended: Ascended) -> Learned:
         """Summary and memory at the hyperparameters learned."""
-        with torch.no_grad():
-            learned = with_enough_jitter(
-                objective, lambda: self.store(objective, ascended)
-            )
+        learned = with_enough_jitter(objective, lambda: self.store(objective, ascended))
         if objective.jitter > self.limits.jitter:
             raised = torch.full_like(self.known.summary.jitter, objective.jitter)
             summary = {**learned.summary, "jitter": raised}
