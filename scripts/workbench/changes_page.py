@@ -251,6 +251,26 @@ def seeds_of(rows: list[Row]) -> str:
     return f"{reach(counts, 'd')} seed{'s' * (max(counts, default=0) > 1)}"
 
 
+def more_seeds(rows: list[Row]) -> str:
+    """Streams that were given more seeds later, and what the first ones alone say."""
+    table = of_table(rows, "streams")
+    fewest = min((len(models[AUTO]) for models in table.values()), default=0)
+    parts = []
+    for name, models in table.items():
+        if len(models[AUTO]) == fewest:
+            continue
+        first = {
+            model: statistics.fmean(r["error"] for r in own if r["seed"] < fewest)
+            for model, own in models.items()
+        }
+        best = min(error for model, error in first.items() if model.startswith("λ"))
+        parts.append(
+            f"Seeds of {name} were added after the first {fewest} had been seen; over "
+            f"these alone, auto / best λ is {first[AUTO] / best:.3f}."
+        )
+    return paragraphs(*parts)
+
+
 def page(file: Contents) -> str:
     """The page, from the file beside it."""
     rows, made = file.rows, file.header
@@ -276,6 +296,7 @@ def page(file: Contents) -> str:
             if table
             else "",
             verdict(rows),
+            more_seeds(rows),
             markdown(table),
             still(rows),
             sensor(rows),
