@@ -10,7 +10,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, FixedNoiseGaussianLikelihood
 
 from torch_ssgp import StreamingGP, settings
-from torch_ssgp.update import UpdateOptions
+from torch_ssgp.update import UpdateOptions, appending
 from torch_ssgp.update.choosing import Choice
 from torch_ssgp.update.walk import Update
 
@@ -43,6 +43,23 @@ def is_appended(model: StreamingGP, x, y, *args, **options) -> bool:
         )
         model.update(x, y, *args, num_steps=0, **options)
     return not looked
+
+
+def test_rows_wait_for_a_qr_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    waiting, counts = known_model(), []
+    at_once = copy.deepcopy(waiting)
+    m, most = waiting.summary.num_inducing, 0
+    for x, y in zip(*(part.split(1) for part in draw(2 * m)), strict=True):
+        result = waiting.update(x, y, num_steps=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(appending, "WAITING", 0.0)
+            expected = at_once.update(x, y, num_steps=0)
+        assert_same(waiting, at_once, result, expected)
+        assert at_once.summary.g.size(-1) <= at_once.summary.num_inducing
+        counts.append(waiting.summary.g.size(-1))
+        most = max(most, waiting.summary.num_inducing)
+    assert most < max(counts) <= 1.25 * most
 
 
 def assert_same(model: StreamingGP, other: StreamingGP, result, expected) -> None:

@@ -95,6 +95,15 @@ def test_the_page_judges_by_the_best_fixed_power() -> None:
     assert "1.250 (stationary)" in text
 
 
+def test_the_page_says_what_as_many_seeds_as_others_have_say() -> None:
+    more = [row | {"seed": 1} for row in rows("gradual", 1.0, 1.0, 2.0)]
+    found = rows("abrupt", 0.5, 1.0, 2.0) + rows("gradual", 1.2, 1.0, 2.0)
+    assert changes_page.seeds_of(found) == "1 seed"
+    assert changes_page.more_seeds(found) == ""
+    assert changes_page.seeds_of(found + more) == "1 to 2 seeds"
+    assert "of gradual is 1.200" in changes_page.more_seeds(found + more)
+
+
 def test_the_page_is_that_of_the_data() -> None:
     page = changes_page.page(read(DOCS / "data" / "changes.json"))
     assert (DOCS / "changes.md").read_text(encoding="utf-8") == page

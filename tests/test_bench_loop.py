@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from torch_ssgp import StreamingGP
 from torch_ssgp.update import ascent
 from workbench import bench_loop, streams
+from workbench.baselines import new_kernel
 from workbench.bench_cases import Case
 from workbench.bench_loop import DEFAULT, WAYS, Climb
 from workbench.results import Row
@@ -67,7 +69,7 @@ def test_lines_are_ratios_to_the_default():
 def test_a_cold_start_forgets_what_was_learned() -> None:
     x = torch.linspace(0, 6, 40, dtype=torch.float64).unsqueeze(-1)
     y = torch.sin(x[:, 0])
-    model = bench_loop.StreamingGP(bench_loop.new_kernel(1), num_inducing=10).double()
+    model = StreamingGP(new_kernel(1), num_inducing=10).double()
     model.update(x[::2], y[::2])
     before = [p.detach().clone() for p in model.prior().parameters()]
     warm, cold = (

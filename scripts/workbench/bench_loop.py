@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -51,12 +51,12 @@ class Way(NamedTuple):
 
     Attributes:
         options: Of the update.
-        shorter: Learning rates tried after one that was too large; ``None``: default.
+        shorter: Learning rates tried after one that was too large, relative to it.
         cold: Whether hyperparameters start from those of a new model.
     """
 
     options: dict[str, Any]
-    shorter: tuple[float, ...] | None = None
+    shorter: tuple[float, ...] = ascent.SHORTER
     cold: bool = False
 
 
@@ -84,16 +84,6 @@ class Climb(NamedTuple):
         return next((i for i, v in enumerate(self.best) if v >= end - near), None)
 
 
-@contextmanager
-def _with_shorter(rates: tuple[float, ...] | None) -> Iterator[None]:
-    default = ascent.SHORTER
-    ascent.SHORTER = default if rates is None else rates
-    try:
-        yield
-    finally:
-        ascent.SHORTER = default
-
-
 def climb(model: StreamingGP, x: Tensor, y: Tensor, way: Way, steps: int) -> Climb:
     """Learn a batch with a copy of a model."""
     model, found, best = deepcopy(model), Climb([], []), -math.inf
@@ -118,7 +108,7 @@ def climb(model: StreamingGP, x: Tensor, y: Tensor, way: Way, steps: int) -> Cli
         **way.options,
     )
     data = model.check_data(x, y, None)
-    with _with_shorter(way.shorter), small_budget():
+    with mock.patch.object(ascent, "SHORTER", way.shorter), small_budget():
         start = time.process_time()
         model.learn_from(data, options)
     return found
@@ -155,7 +145,7 @@ def run(
         steps: The most that an update takes.
     """
     torch.optim.LBFGS([torch.zeros(1, requires_grad=True)])  # imports for seconds
-    table = Table(out, NAMES, header(steps=STEPS, near=NEAR))
+    table = Table(out, NAMES, header(steps=steps, near=NEAR))
     for name in tqdm(names, desc="loop"):
         case = CASES[name]
         batches = case.stream(0, data_dir).batches

@@ -243,16 +243,12 @@ def points(rows: list[Row]) -> str:
 
 def seeds_of(rows: list[Row]) -> str:
     """The number of seeds, or the least and the most where streams differ."""
-    seeds: dict[str, set[int]] = {}
-    for row in rows:
-        if row["table"] == "streams":
-            seeds.setdefault(row["stream"], set()).add(row["seed"])
-    counts = [len(each) for each in seeds.values()]
-    return f"{reach(counts, 'd')} seed{'s' * (max(counts, default=0) > 1)}"
+    counts = [len(models[AUTO]) for models in of_table(rows, "streams").values()]
+    return f"{reach(counts, 'd')} seed{'s' * (max(counts) > 1)}"
 
 
 def more_seeds(rows: list[Row]) -> str:
-    """Streams that were given more seeds later, and what the first ones alone say."""
+    """What as many seeds as all streams have say of those that have more."""
     table = of_table(rows, "streams")
     fewest = min((len(models[AUTO]) for models in table.values()), default=0)
     parts = []
@@ -265,8 +261,8 @@ def more_seeds(rows: list[Row]) -> str:
         }
         best = min(error for model, error in first.items() if model.startswith("λ"))
         parts.append(
-            f"Seeds of {name} were added after the first {fewest} had been seen; over "
-            f"these alone, auto / best λ is {first[AUTO] / best:.3f}."
+            f"Over the first {fewest} seeds alone, as many as other streams have, "
+            f"auto / best λ of {name} is {first[AUTO] / best:.3f}."
         )
     return paragraphs(*parts)
 
