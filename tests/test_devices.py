@@ -105,7 +105,7 @@ HOST_CHECKS = {
     "update.state.recall": "the form of the memory",
     "update.apart.Base.recall": "whether the model is a branch",
     "update.starts.take_better": "whether the fresh start is better",
-    "update.walk._check_finite": "whether all is finite",
+    "update.state.check_finite": "whether all is finite",
     "compression.first_of_each": "which points coincide",
     "points.least_missed": "how many points can go, in every round",
     "compression.choose_points": "how many points differ",

@@ -30,11 +30,11 @@ class Observed(NamedTuple):
     old: Tensor
     weight: Tensor
 
-    def __matmul__(self, V: Tensor) -> Tensor:
-        """``Wᵀ W V``."""
+    def after(self, V: Tensor) -> Tensor:
+        """``V Wᵀ W``."""
         num_old = self.old.size(-1)
-        new = self.weight.unsqueeze(-1) * V[..., num_old:, :]
-        return torch.cat([self.old @ V[..., :num_old, :], new], -2)
+        new = self.weight.unsqueeze(-2) * V[..., num_old:]
+        return torch.cat([V[..., :num_old] @ self.old, new], -1)
 
 
 class Taken(NamedTuple):
@@ -87,26 +87,27 @@ def take(
         at_least: Number of points to take in any case.
         first: ``(*batch, k)``, candidates to be taken before all others.
     """
-    E = K.clone()
     e = K.diagonal(dim1=-2, dim2=-1).clone()  # diagonal of E
-    WK = observed @ K
-    h = (K * WK).sum(-2)  # diagonal of E Wᵀ W E
-    t = WK.diagonal(dim1=-2, dim2=-1).sum(-1) - excess.sum(-1)
+    KW = observed.after(K)
+    h = (K * KW).sum(-1)  # diagonal of E Wᵀ W E
+    t = KW.diagonal(dim1=-2, dim2=-1).sum(-1) - excess.sum(-1)
+    # E = K - CᵀC is never formed: a row, or a product with a few vectors, is cheaper.
+    C = K.new_zeros(*K.shape[:-2], count, K.size(-1))
     chosen: list[Tensor] = []
     losses: list[Tensor] = []
     useful: list[Tensor] = []
     while len(chosen) < count:
-        # E and h follow after every block of points, in one product. Within it
-        # e is exact, and h falls with its square as that of a neighbour does.
+        # h follows after every block of points, in one product. Within it e is exact,
+        # and h falls with its square as that of a neighbour does.
+        num_before = len(chosen)
         shape = h.clamp_min(0) / torch.where(e > 0, e, 1).square()
-        size = max(min(len(chosen) // 8, BLOCK, count - len(chosen)), 1)
-        C = K.new_zeros(*K.shape[:-2], size, K.size(-1))
-        for k in range(size):
+        size = max(min(num_before // 8, BLOCK, count - num_before), 1)
+        for k in range(num_before, num_before + size):
             scores = score(e, shape * e.square())
             if first is not None:
                 scores = torch.where(first, torch.inf, scores)
             best, j = torch.where(e > floor, scores, -torch.inf).max(-1, keepdim=True)
-            row = E.gather(-2, j.unsqueeze(-1).expand(*j.shape, E.size(-1)))
+            row = K.gather(-2, j.unsqueeze(-1).expand(*j.shape, K.size(-1)))
             done = C[..., :k, :]
             at_j = done.gather(-1, j.unsqueeze(-2).expand(*done.shape[:-1], 1))
             # A stream that has no more to tell apart takes a copy, which says nothing.
@@ -117,12 +118,14 @@ def take(
             C[..., k, :] = c
             chosen.append(j)
             useful.append(is_new)
-        V = observed @ C.mT
-        CV = C @ V
-        h = h + (C * (CV @ C - 2 * (E @ V).mT)).sum(-2)
-        E -= C.mT @ C
+        before, new = C[..., :num_before, :], C[..., num_before : num_before + size, :]
+        # Few rows times a matrix: its transpose takes twice the time.
+        V = observed.after(new)
+        VC = V @ new.mT
+        VE = V @ K - (V @ before.mT) @ before
+        h = h + (new * (VC @ new - 2 * VE)).sum(-2)
         spent = excess.gather(-1, torch.cat(chosen[-size:], -1))
-        gain = CV.diagonal(dim1=-2, dim2=-1) - spent
+        gain = VC.diagonal(dim1=-2, dim2=-1) - spent
         gain = torch.where(torch.cat(useful[-size:], -1), gain, 0)
         losses += (t.unsqueeze(-1) - gain.cumsum(-1)).clamp_min(0).unbind(-1)
         t = losses[-1]

@@ -6,6 +6,7 @@
 ``learning.py``              an update as a function: ``learn``
 ``state.py``                 what it starts from, may use, and ends with
 ``walk.py``                  remember, learn, summarise, compress
+``paying.py``                when it pays to learn
 ``appending.py``             updates that only add rows
 ``choosing.py``              where inducing points go
 ``starts.py``                the better of two starts

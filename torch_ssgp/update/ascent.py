@@ -21,10 +21,10 @@ from torch_ssgp.update.options import Callback, UpdateOptions
 from torch_ssgp.update.result import Status
 
 LEARNING_RATES = {"adam": 0.05, "lbfgs": 1.0}
-CHECK_EVERY = 10  # steps between two looks at the loss: a device waits only there
-PATIENCE = 20  # steps without progress that make a plateau
+CHECK_EVERY = 5  # steps between two looks at the loss: a device waits only there
+PATIENCE = 5  # steps without progress that make a plateau
 SHORTER = (0.2, 0.04)  # learning rates after one that was too large, relative to it
-TOLERANCE = 2e-5  # nats per datum that count as progress
+TOLERANCE = 5e-4  # nats per datum that count as progress
 LEAST = 0.05  # nats that do, however few the data: less tells nothing apart
 
 
@@ -58,10 +58,11 @@ class Ascent:
         variables: list[Coordinate],
         callback: Callback | None = None,
         trust_region: float | None = None,
+        growth: float = 1.0,
     ) -> None:
         self.objective, self.variables, self.callback = objective, variables, callback
         self.num_data = float(objective.num_data.max())
-        self.trust_region = trust_region
+        self.trust_region, self.growth = trust_region, growth
         self.tied = [  # variables with a logarithm, and where it was
             (i, v.to_log, v.to_log(v.eta).detach().clone())
             for i, v in enumerate(variables)
@@ -191,7 +192,8 @@ class Ascent:
     @property
     def tolerance(self) -> float:
         """Nats that count as progress; classes that share their data share them."""
-        return max(TOLERANCE * self.num_data, LEAST) / self.objective.num_classes
+        nats = max(TOLERANCE / self.growth * self.num_data, LEAST)
+        return nats / self.objective.num_classes
 
     def is_finite(self) -> bool:
         """Whether the optimiser can continue from where it is."""
@@ -199,7 +201,11 @@ class Ascent:
 
 
 def maximize(
-    objective: Objective, options: UpdateOptions, *, learn_hyperparameters: bool
+    objective: Objective,
+    options: UpdateOptions,
+    *,
+    learn_hyperparameters: bool,
+    growth: float = 1.0,
 ) -> Ascended:
     """Maximise the objective in place and leave it at the best point met.
 
@@ -207,6 +213,8 @@ def maximize(
         objective: The bound of one update.
         options: Budget, optimiser, learning rate, trust region, what to report to.
         learn_hyperparameters: Whether hyperparameters move in this update.
+        growth: Share of the data that came since the last time: a stream that learns
+            often may stop early, since what is missed is learned soon.
 
     Returns:
         Trace of the bound, steps taken and whether they ended on a plateau.
@@ -222,7 +230,7 @@ def maximize(
         return Ascended(nothing, 0, True)
     bar = _progress_bar(num_steps) if options.progress else None
     callback = _chain(options.callback, bar)
-    ascent = Ascent(objective, variables, callback, options.trust_region)
+    ascent = Ascent(objective, variables, callback, options.trust_region, growth)
     run = {"adam": _adam, "lbfgs": _lbfgs}[name]
     try:
         converged = run(ascent, num_steps, options.lr or LEARNING_RATES[name])

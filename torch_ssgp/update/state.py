@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_ssgp import functional as fn
 from torch_ssgp.compression import recent_half
+from torch_ssgp.exceptions import Breakdown
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.inducing import InducingPolicy
 from torch_ssgp.memory import Data, Memory, Rows
@@ -71,8 +72,8 @@ class Learned(NamedTuple):
         summary: The next buffers of the summary.
         memory: The next buffers of the memory.
         bound: ``(*batch,)``, bound on the evidence of all data seen.
-        misfit: ``(*batch,)``, see :class:`~torch_ssgp.functional.Fit`.
         loss: ``(*batch,)``, nats lost by the inducing points.
+        to_win: ``(*batch,)``, nats per datum that learning more would gain.
         loss_before: ``(*batch,)``, the same before the inner loop.
         memory_loss: ``(*batch,)``, nats lost by compressing the memory.
         num_kept: ``(*batch,)``, old inducing points that are still there.
@@ -90,8 +91,8 @@ class Learned(NamedTuple):
     summary: dict[str, Tensor]
     memory: dict[str, Tensor]
     bound: Tensor
-    misfit: Tensor
     loss: Tensor
+    to_win: Tensor
     loss_before: Tensor
     memory_loss: Tensor
     num_kept: Tensor
@@ -104,24 +105,6 @@ class Learned(NamedTuple):
     settled: bool
     status: Status
 
-    def to_win(self, num_data: float, is_scaled: bool) -> Tensor:
-        """Nats per datum that better points, noise and scale would gain, ``(*batch,)``.
-
-        Of the last two together the optimum is known: where squared residuals are ``c``
-        times their predicted variance, multiplying noise and scale by ``c`` gains
-        ``(c - 1 - log c) / 2``.
-
-        Args:
-            num_data: Data seen, the largest number of all streams.
-            is_scaled: Whether noise and scale count.
-        """
-        lost = (self.loss / num_data).detach()
-        if not is_scaled:
-            return lost
-        count = self.summary["num_data"].to(lost).clamp_min(1)
-        c = (self.misfit.detach() / count).clamp_min(1)
-        return lost + 0.5 * (c - 1 - c.log())
-
     @classmethod
     def of(
         cls,
@@ -129,8 +112,8 @@ class Learned(NamedTuple):
         summary: dict[str, Tensor],
         memory: dict[str, Tensor],
         bound: Tensor,
-        misfit: Tensor,
         loss: Tensor,
+        to_win: Tensor,
         *,
         num_kept: Tensor,
         ascended: Ascended,
@@ -145,8 +128,8 @@ class Learned(NamedTuple):
             summary=summary,
             memory=memory,
             bound=bound,
-            misfit=misfit,
             loss=loss,
+            to_win=to_win,
             loss_before=loss if loss_before is None else loss_before,
             memory_loss=nothing if memory_loss is None else memory_loss,
             num_kept=num_kept,
@@ -234,3 +217,10 @@ def recall(
         raw = raw.narrow(num_old, pending)
     rows = Rows(z_a, past)
     return rows if clock is None else recent_half(rows, *clock), raw
+
+
+def check_finite(*values: Tensor) -> None:
+    """Raise :class:`Breakdown` unless all are."""
+    finite = [torch.isfinite(value).all() for value in values]
+    if not bool(torch.stack(finite).all()):
+        raise Breakdown("the new posterior is not finite")

@@ -23,6 +23,7 @@ from torch_ssgp.memory import (
     remember,
 )
 from torch_ssgp.modules import same_points
+from torch_ssgp.update import paying
 from torch_ssgp.update.apart import Base
 from torch_ssgp.update.appending import append
 from torch_ssgp.update.ascent import Ascended, maximize
@@ -32,14 +33,10 @@ from torch_ssgp.update.forgetting import Judged
 from torch_ssgp.update.making import make_objective
 from torch_ssgp.update.objective import Objective, Prior, with_enough_jitter
 from torch_ssgp.update.options import UpdateOptions
+from torch_ssgp.update.paying import Unsuited
 from torch_ssgp.update.result import Status
 from torch_ssgp.update.starts import take_better
-from torch_ssgp.update.state import Known, Learned, Limits, recall
-
-GROWTH = 0.2  # growth of the data since the last learning that makes it pay again
-LOSS = 0.01  # nats per datum to win by learning, in addition, that make it pay before
-LATE = 0.02  # growth of the data below which it must be more, in proportion
-SAVED = 3  # updates whose steps one that learns may take, itself included
+from torch_ssgp.update.state import Known, Learned, Limits, check_finite, recall
 
 
 class Update:
@@ -84,14 +81,11 @@ class Update:
         self.num_new = float(count.max()) if isinstance(count, Tensor) else count
         self.since_start = float(known.memory.since_start) + self.num_new
         self.since_learning = float(known.memory.since_learning) + self.num_new
+        self.growth = min(self.since_learning / max(self.num_data, 1), 1.0)
         self.waits = not self.pays()
         num_steps, moves = self.options.num_steps, self.options.learn_inducing_points
         if self.waits:
             num_steps = 0
-        elif self.options.learns_when_due and self.num_new:
-            # Those that updates since the last learning did not take.
-            saved = min(self.since_learning / self.num_new, SAVED)
-            num_steps = int(saved * self.asked.num_steps)
         num_updates = int(known.summary.num_updates)
         self.learns = num_steps > 0 and self.options.learns_at(num_updates)
         if moves is None:
@@ -117,29 +111,22 @@ class Update:
 
     def pays(self) -> bool:
         """Whether the inner loop is to run, where the model decides."""
-        growth = self.since_learning / (GROWTH * max(self.num_data, 1))
         return (
             not self.options.learns_when_due
             or self.must_learn
             or self.is_first
-            or growth >= 2
+            or self.growth >= 2 * paying.GROWTH
             # In doubt more witnesses are awaited, but not for ever.
-            or (growth >= 1 and not self.judged.is_doubtful)
+            or (self.growth >= paying.GROWTH and not self.judged.is_doubtful)
             or bool(self.judged.is_surprising.any())
         )
 
     def run(self) -> Learned:
         """All steps; see the top of this file."""
-        learned = self.append()
-        if learned is None:
-            learned = self.learn()
         old, judged = self.known.memory, self.judged
-        # Not where steps ran out, or where more witnesses are awaited.
-        settled = learned.ascended.converged if self.learns else not judged.is_doubtful
-        loss = learned.to_win(self.num_data, self.limits.shared_noise and settled)
-        enough = LOSS * max(1.0, LATE * self.num_data / max(self.since_learning, 1))
-        if self.waits and bool((loss > old.loss.to(loss) + enough).any()):
-            # Points or hyperparameters of before no longer suit all data.
+        try:
+            learned = self.append() or self.learn()
+        except Unsuited:
             return Update(*self.arguments, judged, must_learn=True).run()
         # A past that faded is young again, and so is what was learned from it.
         started_at = old.started_at.clamp_max(self.num_data)
@@ -155,7 +142,7 @@ class Update:
             "since_learning": torch.full_like(
                 started_at, 0 if self.learns else self.since_learning
             ),
-            "loss": stored(loss if self.learns else old.loss.to(loss)),
+            "loss": stored(learned.to_win if self.learns else old.loss),
             "lost": stored(learned.loss),
             "doubt": stored(judged.doubt),
             "doubted": torch.full_like(started_at, judged.doubted),
@@ -177,6 +164,21 @@ class Update:
             flattened=flat & (forgot == 1),
             learned=self.options.num_steps > 0 and not self.is_one_class,
         )
+
+    def to_win(
+        self, loss: Tensor, misfit: Tensor, count: Tensor, converged: bool
+    ) -> Tensor:
+        """What more learning would gain; :class:`Unsuited` if it has to.
+
+        Noise and scale do not count where steps ran out, or where more witnesses are
+        awaited.
+        """
+        settled = converged if self.learns else not self.judged.is_doubtful
+        is_scaled = self.limits.shared_noise and settled
+        nats = paying.to_win(loss, misfit, count, self.num_data, is_scaled)
+        if self.waits:
+            paying.check_suits(nats, self.known.memory.loss)
+        return nats
 
     def append(self) -> Learned | None:
         """Add rows to the posterior of before, if that is all there is to do."""
@@ -214,8 +216,9 @@ class Update:
         )
         if added is None:
             return None
-        rows, raw = Rows(objective.z_a, objective.past), objective.data
         loss = added.loss
+        to_win = self.to_win(loss, added.misfit, added.past.n, converged=True)
+        rows, raw = Rows(objective.z_a, objective.past), objective.data
         noise = None if limits.shared_noise else objective.noises()[0]
         sites = GaussianData(raw.y, noise, torch.zeros_like(added.loss))
         sites = sites._replace(noise=objective.remembered_noise(sites))
@@ -235,8 +238,8 @@ class Update:
             },
             memory=buffers(rows, raw, sites, limits.shared_noise),
             bound=added.bound,
-            misfit=added.misfit,
             loss=loss,
+            to_win=to_win,
             num_kept=torch.full_like(loss, summary.num_inducing, dtype=torch.long),
             ascended=Ascended(loss.new_empty(0, *loss.shape), 0, True),
         )
@@ -369,8 +372,10 @@ class Update:
         objective.start_at(z, learn=moves)
         if options.num_steps:
             with_enough_jitter(objective, objective.check_finite)
+        # Where it is asked for, learning is thorough.
+        growth = self.growth if options.learns_when_due else 1.0
         return objective, maximize(
-            objective, options, learn_hyperparameters=self.learns
+            objective, options, learn_hyperparameters=self.learns, growth=growth
         )
 
     # -- what is kept -----------------------------------------------------------------
@@ -408,7 +413,8 @@ class Update:
         rows = fn.compress(rows)
         bound, misfit = fn.fit(rows, s)
         past = fn.absorb(rows, prior.m_b)
-        _check_finite(bound, *past)
+        check_finite(bound, *past)
+        to_win = self.to_win(loss, misfit, past.n, ascended.converged)
         memory_loss = torch.zeros_like(loss)
         kept, raw = Rows(objective.z_a, objective.past), objective.data
         sites = data._replace(noise=objective.remembered_noise(data))
@@ -442,8 +448,8 @@ class Update:
                 **({} if base is None else base.buffers()),
             },
             bound=bound,
-            misfit=misfit,
             loss=loss,
+            to_win=to_win,
             loss_before=objective.loss_before,
             memory_loss=memory_loss,
             num_kept=same_points(objective.z.detach(), old).any(-1).sum(-1),
@@ -490,11 +496,5 @@ class Update:
         kept, base = Rows(points, fn.absorb(fn.compress(rows), prior.m_b)), self.base
         if base is not None:
             kept, base = base.compress(objective, points, prior, data)
-        _check_finite(*kept.past)
+        check_finite(*kept.past)
         return kept, base, rows.loss / (2 * s)
-
-
-def _check_finite(*values: Tensor) -> None:
-    finite = [torch.isfinite(value).all() for value in values]
-    if not bool(torch.stack(finite).all()):
-        raise Breakdown("the new posterior is not finite")
