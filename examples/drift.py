@@ -101,7 +101,7 @@ def follow(
 def main(
     num_batches: int = 25,
     batch_size: int = 20,
-    num_steps: int = 10,
+    num_steps: int = 30,
     out: str | Path = "out",
 ) -> dict[str, dict[str, Track]]:
     """Learn a stream that drifts and one that does not; the tracks of all models.

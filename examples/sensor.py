@@ -102,7 +102,7 @@ def main(
     days: float = 60,
     every_hours: float = 2,
     num_inducing: int = 40,
-    num_steps: int = 10,
+    num_steps: int = 30,
     out: str | Path = "out",
 ) -> tuple[Series, Track]:
     """Follow the sensor; the readings, and what was made of them.

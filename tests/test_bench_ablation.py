@@ -91,14 +91,14 @@ def test_runs_resume_and_refuse_other_defaults(
     patience, weight = "update.ascent.PATIENCE", "update.coordinates.WEIGHT"
     assert calls == [
         (None, None, "labels"),
-        (patience, 10, "labels"),
-        (patience, 40, "labels"),
+        (patience, 3, "labels"),
+        (patience, 20, "labels"),
         (None, None, "deep kernel"),
         (weight, 0.05, "deep kernel"),
         (weight, 1.0, "deep kernel"),
     ]
     text = capsys.readouterr().out
-    line = f"| `{patience}` | `20` | `10` | labels 1.500 | -1.000 | 1.50 | 0 |"
+    line = f"| `{patience}` | `5` | `3` | labels 1.500 | -1.000 | 1.50 | 0 |"
     assert line in text
     benchmark.main(["ablation", *options, "--out", str(out)])
     assert len(calls) == 6 and line in capsys.readouterr().out

@@ -16,7 +16,7 @@ def test_benchmark_optimises_branin_with_fewer_inducing_points():
     problem = bench.Branin(negate=True)
 
     def streaming(X, Y, bounds):
-        return bench.Streaming(X, Y, bounds, num_inducing=12, num_steps=25)
+        return bench.Streaming(X, Y, bounds, num_inducing=12, num_steps=75)
 
     ours = bench.optimise(problem, streaming, 6, 20, seed=0)
     random = bench.optimise(problem, None, 6, 20, seed=0)

@@ -6,7 +6,7 @@ from examples import drift, sensor
 
 
 def test_the_evidence_follows_a_drift_and_keeps_what_stays(tmp_path, capsys):
-    tracks = drift.main(num_batches=8, batch_size=20, num_steps=5, out=tmp_path)
+    tracks = drift.main(num_batches=10, batch_size=20, num_steps=30, out=tmp_path)
     drifting, still = tracks["drift"], tracks["no drift"]
     error = drifting[drift.AUTO].error[-1]
     assert 1.25 * error < drifting[drift.REMEMBERS].error[-1]

@@ -507,20 +507,13 @@ def test_an_update_that_does_not_learn_still_knows_the_data():
     assert float(model(x).mean) == pytest.approx(1.5, abs=0.2)
 
 
-def test_an_update_that_learns_may_take_the_steps_that_others_left(monkeypatch):
+def test_an_update_that_learns_takes_no_more_steps_than_it_may(monkeypatch):
     monkeypatch.setattr(ascent, "TOLERANCE", -1.0)  # there is no plateau
     model = make()
     results = [model.update(x, y, num_steps=4) for x, y in batches(torch.sin, 16, 10)]
     steps, learned = [r.num_steps for r in results], [r.learned for r in results]
-    assert steps[0] == 4 and learned[:2] == [True, True]
-    assert max(steps) == 12  # of many that did not learn, those of three
-    assert sum(steps) <= 4 * len(steps)
-    assert all((num > 0) == flag for num, flag in zip(steps, learned, strict=True))
-    always = [
-        model.update(x, y, num_steps=4, learn_hyperparameters=True).num_steps
-        for x, y in batches(torch.sin, 3, 10, seed=1)
-    ]
-    assert always == [4, 4, 4]
+    assert learned[:2] == [True, True] and not all(learned)
+    assert steps == [4 if flag else 0 for flag in learned]
 
 
 def test_no_learning_is_no_step():

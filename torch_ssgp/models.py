@@ -185,9 +185,9 @@ class StreamingGP(StreamingCore):
                 reading.
             noise: Known noise variances ``(*batch_shape, n)``. From then on, past data
                 keep the noise they have (site form).
-            num_steps: Budget of the inner loop; 0 for the closed form alone. With
-                ``learn_hyperparameters="auto"`` an update that learns may also use
-                steps that earlier updates did not take, up to three times as many.
+            num_steps: Budget of the inner loop; 0 for the closed form alone. Steps stop
+                when they no longer pay. With ``learn_hyperparameters="auto"`` they stop
+                earlier the more often a stream learns.
             lr: Learning rate, in units of log-hyperparameters and of the spacing of
                 inducing points; by default 0.05 for Adam, 1 for L-BFGS.
             optimizer: ``"adam"`` or ``"lbfgs"``.

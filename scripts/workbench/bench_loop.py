@@ -33,7 +33,7 @@ from workbench.common import DOCS, new_parser, positive
 from workbench.pages import markdown
 from workbench.results import Row, Table, header
 
-STEPS = 300  # what an update takes that learns for three
+STEPS = 300  # enough for a plateau, mostly
 NEAR = 0.01  # nats per datum
 STREAMS = (
     "pseudo-periodic M=100",
