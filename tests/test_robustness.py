@@ -641,7 +641,7 @@ def test_the_inner_loop_waits_for_no_device_between_two_checks(monkeypatch):
     looks, look = [], torch.Tensor.__bool__
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda t: looks.append(1) or look(t))
     waits = []
-    for num_steps in (2, 9):
+    for num_steps in (2, CHECK_EVERY - 1):
         model, update = streaming("regression")
         looks.clear()
         update(model, num_steps=num_steps)
