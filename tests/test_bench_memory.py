@@ -342,6 +342,24 @@ def test_sizes_are_compared_on_streams_that_have_them_all() -> None:
     assert tables.sizes(rows[:3]) == []
 
 
+def test_the_default_is_compared_with_one_that_forgets_nothing() -> None:
+    rows = [
+        row("bike", DEFAULT, 2.2, 0.9, (2.1, 1.1), cpu_seconds=3.0),
+        row("bike", KEPT, 2.0, 0.9, (2.0, 1.1), cpu_seconds=2.0),
+        row("bike", DEFAULT, 9.9, 0.9, (9.9, 1.1)) | {"seed": 1},
+        row("elevators", DEFAULT, 1.0, 1.0),
+    ]
+    assert tables.kept(rows) == [
+        {
+            "stream": "bike",
+            "seeds": 1,
+            "RMSE / forget=1": "1.1000",
+            "from memory": "1.0500",
+            "CPU / forget=1": "1.5000",
+        }
+    ]
+
+
 def test_the_same_storage_stands_beside_the_default() -> None:
     rows = [
         row("bike", BATCH, 2.0, 1.0),

@@ -230,6 +230,27 @@ def storage(rows: list[Row]) -> list[Row]:
     return lines
 
 
+def kept(rows: list[Row]) -> list[Row]:
+    """One line per stream: the default against ``forget=1``, seed by seed."""
+    runs = {(row["stream"], row["variant"], row["seed"]): row for row in rows}
+    lines = []
+    for name in CASES:
+        pairs = [
+            (runs[key], runs[name, KEPT, key[2]])
+            for key in sorted(runs)
+            if key[:2] == (name, DEFAULT) and (name, KEPT, key[2]) in runs
+        ]
+        if pairs:
+            ratios = [
+                [a[score] / b[score] for a, b in pairs]
+                for score in ("RMSE", "memory RMSE", "cpu_seconds")
+            ]
+            names = ("RMSE / forget=1", "from memory", "CPU / forget=1")
+            line = {n: reach(r, ".4f") for n, r in zip(names, ratios, strict=True)}
+            lines.append({"stream": name, "seeds": len(pairs), **line})
+    return lines
+
+
 class Middle(NamedTuple):
     """Medians over seeds, as in :class:`Measured`."""
 
@@ -256,6 +277,7 @@ def sections(rows: list[Row]) -> dict[str, str]:
         "memory_streams": markdown(table(rows)),
         "memory_sizes": markdown(sizes(rows)),
         "memory_storage": markdown(storage(rows)),
+        "memory_kept": markdown(kept(rows)),
         "memory_references": markdown(references(rows)),
         "memory_remarks": remarks(rows),
         "memory_floor": f"{FLOOR:g}",

@@ -119,6 +119,11 @@ def memory_section(file: Contents) -> str:
             "The memory, compared with M' inducing points that need the same storage:",
             places["memory_storage"],
         ),
+        titled(
+            "Forgetting by the evidence, the default, compared with `forget=1`; nothing "
+            "changes in these streams, and most arrive in order:",
+            places["memory_kept"],
+        ),
         titled("The batch models:", places["memory_references"]),
         places["memory_remarks"],
     )
