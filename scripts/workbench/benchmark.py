@@ -120,8 +120,8 @@ def memory_section(file: Contents) -> str:
             places["memory_storage"],
         ),
         titled(
-            "Forgetting by the evidence, the default, compared with `forget=1`; nothing "
-            "changes in these streams, and most arrive in order:",
+            "The default, forgetting by the evidence, against `forget=1`. Nothing "
+            "changes in these streams, and most of them arrive in order:",
             places["memory_kept"],
         ),
         titled("The batch models:", places["memory_references"]),
