@@ -29,6 +29,7 @@ from workbench.batch_bound import BatchBound, Snapshot
 from workbench.bench_memory import Budget
 from workbench.bench_memory_tables import (
     BATCH,
+    CARE,
     DEFAULT,
     FLOOR,
     KEPT,
@@ -73,10 +74,10 @@ class FakeModel:
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.fails_at, self.num_updates = fails_at, 0
+        self.asked: list[dict[str, Any]] = []
 
-    def update(
-        self, x: Tensor, y: Tensor, forget: float | None = None
-    ) -> SimpleNamespace:
+    def update(self, x: Tensor, y: Tensor, **options: Any) -> SimpleNamespace:
+        self.asked.append(options)
         self.num_updates += 1
         if self.num_updates == self.fails_at:
             raise RuntimeError("no more")
@@ -111,6 +112,7 @@ def test_variants_share_the_inducing_points_or_the_storage(
     assert budgets == {
         DEFAULT: (100, None),
         KEPT: (100, None),
+        CARE: (100, None),
         "memory M": (100, 100),
         "memory 1.5M": (100, 150),
         "memory 3M": (100, 300),
@@ -201,6 +203,21 @@ def test_a_run_says_what_its_points_and_its_memory_end_with() -> None:
     assert finer["M"] == 8 and finer["R"] >= 40
     # Where 8 points cannot say what was seen, 40 can.
     assert finer["memory RMSE"] < 0.9 * finer["RMSE"]
+
+
+def test_only_the_last_update_is_made_with_care(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = FakeModel()
+    monkeypatch.setattr(bench_memory, "new_model", lambda *_: model)
+    batches = [(torch.zeros(2, 1), torch.zeros(2))] * 3
+    stream = Stream("", batches, torch.zeros(4, 1), torch.zeros(4), "")
+    bench_memory.run_stream(stream, Budget(10, None), CARE)
+    plain = {"forget": None}
+    assert model.asked == [plain, plain, {**plain, **bench_memory.CAREFUL}]
+    model.asked.clear()
+    bench_memory.run_stream(stream, Budget(10, None), KEPT)
+    assert model.asked == [{"forget": 1.0}] * 3
 
 
 def test_a_failure_is_a_row_with_both_scores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +399,7 @@ def test_remarks_name_what_is_missing_and_what_went_wrong() -> None:
     rows = [row("bike", variant, 1.0, 1.0) for variant in [BATCH, *VARIANTS]]
     text = tables.remarks(rows)
     assert "Not run yet: pseudo-periodic M=100, pseudo-periodic M=200, audio" in text
-    assert "terrain OS and kin40k (batch SGPR, default, forget=1, memory M," in text
+    assert "terrain OS and kin40k (batch SGPR, default, forget=1, last update" in text
     assert "bike" not in text and "plateau" not in text and "failed" not in text
     rows[0]["converged"], rows[1]["failure"] = False, "gone"
     rows[2]["version"] = "2"

@@ -14,9 +14,11 @@ from workbench.verdicts import Gap, gap, median_gap
 
 DEFAULT, STORAGE = "default", "no memory, same storage"
 KEPT = "forget=1"  # the default, but nothing is forgotten
+# The default, but the last update learns whatever it costs.
+CARE = "last update with care"
 # Memory sizes in units of M, beside that of the default.
 SIZES: dict[str, float] = {"memory M": 1, "memory 1.5M": 1.5, "memory 3M": 3}
-VARIANTS = (DEFAULT, KEPT, *SIZES, STORAGE)
+VARIANTS = (DEFAULT, KEPT, CARE, *SIZES, STORAGE)
 # The likelihood's smallest noise, as a standard deviation: the model takes smaller
 # errors for noise, so that their ratios say nothing.
 FLOOR = 0.01
