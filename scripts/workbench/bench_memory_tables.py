@@ -105,6 +105,7 @@ def table(rows: list[Row]) -> list[Row]:
         {
             "stream": name,
             "variant": variant,
+            "version": listed(sorted({run.row["version"] for run in runs})),
             "seeds": len(runs),
             "M": median([run.row["M"] for run in runs]),
             "R": median([run.row["R"] for run in runs]),
