@@ -93,6 +93,7 @@ def same_storage(num_inducing: int, memory_size: int, num_dims: int) -> int:
     return round((math.sqrt(c**2 + 4 * numbers) - c) / 2)
 
 
+# Options of an update with care: it stops early only on a plateau.
 CAREFUL: dict[str, Any] = {"learn_hyperparameters": True, "num_steps": 300}
 
 

@@ -74,7 +74,7 @@ class Learned(NamedTuple):
         bound: ``(*batch,)``, bound on the evidence of all data seen.
         loss: ``(*batch,)``, nats lost by the inducing points.
         to_win: ``(*batch,)``, nats per datum that learning more would gain.
-        loss_before: ``(*batch,)``, the same before the inner loop.
+        loss_before: ``(*batch,)``, what points lost before the inner loop.
         memory_loss: ``(*batch,)``, nats lost by compressing the memory.
         num_kept: ``(*batch,)``, old inducing points that are still there.
         restarted: ``(*batch,)``, where a fresh start won.
