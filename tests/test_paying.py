@@ -79,3 +79,14 @@ def test_steps_are_fewer_where_more_are_taken_soon_but_not_where_they_are_asked_
     asked = gp.update(x, y, forget=1.0, learn_hyperparameters=True)
     assert default.learned and default.num_steps < asked.num_steps
     assert asked.bound > default.bound
+
+
+def test_learning_again_from_no_new_data_has_an_end(monkeypatch):
+    from torch_ssgp.surrogates import SingleTaskStreamingGP
+
+    X = torch.rand(30, 2, dtype=torch.float64)
+    surrogate = SingleTaskStreamingGP(X, torch.sin(4 * X.sum(-1, keepdim=True)))
+    surrogate.fit(num_steps=5)
+    monkeypatch.setattr(paying, "LOSS", -10.0)  # there is always more to win
+    result = surrogate.fit(num_steps=5, learn_hyperparameters="auto")
+    assert result.num_steps > 0

@@ -192,7 +192,8 @@ class Ascent:
     @property
     def tolerance(self) -> float:
         """Nats that count as progress; classes that share their data share them."""
-        nats = max(TOLERANCE / self.growth * self.num_data, LEAST)
+        growth = max(self.growth, 1 / self.num_data)  # no datum at all counts as one
+        nats = max(TOLERANCE / growth * self.num_data, LEAST)
         return nats / self.objective.num_classes
 
     def is_finite(self) -> bool:
