@@ -26,7 +26,7 @@ plain formulas.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,6 +73,106 @@ def evidence(
     return _Evidence.apply(K_bb, K_br, r, t, s, n, sums)
 
 
+class Saved(NamedTuple):
+    r"""What the gradient needs of the value: letters as at the top of this file.
+
+    Attributes:
+        L: ``(*batch, m, m)``.
+        rows: ``(*batch, m + 1, rows)``, ``A`` with ``r`` below it.
+        D: ``(*batch, m, m)``.
+        L_D: ``(*batch, m, m)``, its Cholesky factor.
+        gamma: ``(*batch, m, 1)``.
+        s: ``(*batch,)``.
+        n: ``()`` or ``(*batch,)``.
+        misfit: ``(*batch,)``, :math:`\|r\|^2 + t - \|A\|^2`.
+        c2: ``(*batch,)``, :math:`\|c\|^2`.
+    """
+
+    L: Tensor
+    rows: Tensor
+    D: Tensor
+    L_D: Tensor
+    gamma: Tensor
+    s: Tensor
+    n: Tensor
+    misfit: Tensor
+    c2: Tensor
+
+
+class Gradient(NamedTuple):
+    """Derivatives in the arguments of :func:`evidence`, of the same shapes."""
+
+    K_bb: Tensor
+    K_br: Tensor
+    r: Tensor
+    t: Tensor
+    s: Tensor
+
+
+def value(
+    K_bb: Tensor,
+    K_br: Tensor,
+    r: Tensor,
+    t: Tensor,
+    s: Tensor,
+    n: Tensor,
+    sums: Sums | None = None,
+) -> tuple[Tensor, Saved]:
+    """The bound, and what its gradient needs; see :func:`evidence`."""
+    L = cholesky(K_bb)
+    A = torch.linalg.solve_triangular(L, K_br, upper=False)
+    A, r = broadcast_matrices(A, r.unsqueeze(-2))
+    rows, scale = torch.cat([A, r], -2), s[..., None, None]
+    D, Ar = products(rows)
+    q = squared_norm(r, -1).squeeze(-1) + t
+    if sums is not None:
+        i, j = torch.tril_indices(*D.shape[-2:], device=D.device)
+        lower, Ar, q = sums(D[..., i, j], Ar, q)
+        D[..., i, j] = D[..., j, i] = lower
+    misfit = q - _diagonal(D).sum(-1)
+    D.div_(scale)
+    _diagonal(D).add_(1)
+    L_D = cholesky(D)
+    c = torch.linalg.solve_triangular(L_D, Ar / scale, upper=False)
+    gamma = torch.linalg.solve_triangular(L_D.mT, c, upper=True)
+    c2 = squared_norm(c, -2).squeeze(-1)
+    log_dets = n * (LOG_2PI + s.log()) + log_det(L_D)
+    bound = -0.5 * (log_dets + misfit / s - c2)
+    return bound, Saved(L, rows, D, L_D, gamma, s, n, misfit, c2)
+
+
+def gradient(saved: Saved, grad: Tensor) -> Gradient:
+    """Derivatives of the bound, times ``grad`` ``(*batch,)``."""
+    L, rows, D, L_D, gamma, s, n, misfit, c2 = saved
+    m, weight = L.size(-1), grad / s
+    D_inv = torch.cholesky_inverse(L_D)
+    W = (D_inv + gamma @ gamma.mT).neg_()
+    _diagonal(W).add_(1)
+    # L⁻ᵀ [W, γ], and with D γ = A r / s what is left of dK_bb: a product and a
+    # solve from the right, since D - 2I + D⁻¹ + γγᵀ = W (D - I) + γ (D γ)ᵀ.
+    W = torch.linalg.solve_triangular(L.mT, torch.cat([W, gamma], -1), upper=True)
+    below = torch.cat([D, (D @ gamma).mT], -2)
+    _diagonal(below[..., :m, :]).sub_(1)
+    middle = W @ below
+    dK_bb = torch.linalg.solve_triangular(L, middle, upper=False, left=False)
+    inner = (
+        m
+        - n
+        + misfit / s
+        - _diagonal(D_inv).sum(-1)
+        - c2
+        - squared_norm(gamma, -2).squeeze(-1)
+    )
+    dr = gamma.mT @ rows[..., :m, :] - rows[..., m:, :]
+    return Gradient(
+        K_bb=dK_bb.mul_(-0.5 * grad[..., None, None]),
+        K_br=(W * weight[..., None, None]) @ rows,
+        r=weight.unsqueeze(-1) * dr.squeeze(-2),
+        t=-0.5 * weight,
+        s=0.5 * weight * inner,
+    )
+
+
 class _Evidence(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -85,65 +185,14 @@ class _Evidence(torch.autograd.Function):
         n: Tensor,
         sums: Sums | None,
     ) -> Tensor:
-        L = cholesky(K_bb)
-        A = torch.linalg.solve_triangular(L, K_br, upper=False)
-        A, r = broadcast_matrices(A, r.unsqueeze(-2))
-        rows, scale = torch.cat([A, r], -2), s[..., None, None]
-        D, Ar = products(rows)
-        q = squared_norm(r, -1).squeeze(-1) + t
-        if sums is not None:
-            i, j = torch.tril_indices(*D.shape[-2:], device=D.device)
-            lower, Ar, q = sums(D[..., i, j], Ar, q)
-            D[..., i, j] = D[..., j, i] = lower
-        misfit = q - _diagonal(D).sum(-1)
-        D.div_(scale)
-        _diagonal(D).add_(1)
-        L_D = cholesky(D)
-        c = torch.linalg.solve_triangular(L_D, Ar / scale, upper=False)
-        gamma = torch.linalg.solve_triangular(L_D.mT, c, upper=True)
-        c2 = squared_norm(c, -2).squeeze(-1)
-        ctx.save_for_backward(L, rows, D, L_D, gamma, s, n, misfit, c2)
-        return (
-            -0.5 * n * (LOG_2PI + s.log())
-            - 0.5 * log_det(L_D)
-            - 0.5 * misfit / s
-            + 0.5 * c2
-        )
+        bound, saved = value(K_bb, K_br, r, t, s, n, sums)
+        ctx.save_for_backward(*saved)
+        return bound
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        L, rows, D, L_D, gamma, s, n, misfit, c2 = ctx.saved_tensors
-        m, weight = L.size(-1), grad / s
-        D_inv = torch.cholesky_inverse(L_D)
-        outer = gamma @ gamma.mT
-        W = (D_inv + outer).neg_()
-        _diagonal(W).add_(1)
-        # L⁻ᵀ [W, γ], and with D γ = A r / s what is left of dK_bb: a product and a
-        # solve from the right, since D - 2I + D⁻¹ + γγᵀ = W (D - I) + γ (D γ)ᵀ.
-        W = torch.linalg.solve_triangular(L.mT, torch.cat([W, gamma], -1), upper=True)
-        below = torch.cat([D, (D @ gamma).mT], -2)
-        _diagonal(below[..., :m, :]).sub_(1)
-        middle = W @ below
-        dK_bb = torch.linalg.solve_triangular(L, middle, upper=False, left=False)
-        inner = (
-            m
-            - n
-            + misfit / s
-            - _diagonal(D_inv).sum(-1)
-            - c2
-            - squared_norm(gamma, -2).squeeze(-1)
-        )
-        dr = gamma.mT @ rows[..., :m, :] - rows[..., m:, :]
-        return (
-            dK_bb.mul_(-0.5 * grad[..., None, None]),
-            (W * weight[..., None, None]) @ rows,
-            weight.unsqueeze(-1) * dr.squeeze(-2),
-            -0.5 * weight,
-            0.5 * weight * inner,
-            None,
-            None,
-        )
+        return *gradient(Saved(*ctx.saved_tensors), grad), None, None
 
 
 def products(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -292,19 +292,26 @@ class Product(Form):
 # -- reading ------------------------------------------------------------------------
 
 
-def read(kernel: Kernel) -> Form | None:
-    """The form of a kernel, at its present hyperparameters.
+# From a kernel and the name of a hyperparameter to its value.
+Values = Callable[[Any, str], Tensor]
+
+
+def read(kernel: Kernel, value: Values = getattr) -> Form | None:
+    """The form of a kernel.
 
     Args:
         kernel: A GPyTorch kernel.
+        value: Its hyperparameters; those that it has at present by default.
 
     Returns:
         ``None`` if any part of it is of a class that is not known here.
     """
-    return _read(kernel, None)
+    return _read(kernel, value, None)
 
 
-def _read(kernel: Kernel, dims: Tensor | None, called: bool = True) -> Form | None:
+def _read(
+    kernel: Kernel, value: Values, dims: Tensor | None, called: bool = True
+) -> Form | None:
     """As :func:`read`, of a kernel that sees only ``dims`` of the inputs.
 
     A scale does not call its base kernel, whose active dims it has taken over.
@@ -315,28 +322,30 @@ def _read(kernel: Kernel, dims: Tensor | None, called: bool = True) -> Form | No
         dims = kernel.active_dims if dims is None else dims[kernel.active_dims]
     kind: Any = type(kernel)
     if kind is gpytorch_kernels.ScaleKernel:
-        base = _read(kernel.base_kernel, dims, called=False)
-        return None if base is None else base.scaled(kernel.outputscale)
+        base = _read(kernel.base_kernel, value, dims, called=False)
+        return None if base is None else base.scaled(value(kernel, "outputscale"))
     if kind is gpytorch_kernels.AdditiveKernel:
-        terms = _read_all(kernel, dims)
+        terms = _read_all(kernel, value, dims)
         return None if terms is None else Sum(terms)
     if kind is gpytorch_kernels.ProductKernel:
-        factors = _read_all(kernel, dims)
+        factors = _read_all(kernel, value, dims)
         return None if factors is None else _multiply(factors)
     if kind is gpytorch_kernels.LinearKernel:
-        return Linear(dims, kernel.variance, _one(kernel.variance))
+        variance = value(kernel, "variance")
+        return Linear(dims, variance, _one(variance))
     if kind is gpytorch_kernels.ConstantKernel:
-        return Linear(dims, None, kernel.constant.squeeze(-1))
+        return Linear(dims, None, value(kernel, "constant").squeeze(-1))
     if kind not in _STATIONARY:
         return None
-    lengthscale = kernel.lengthscale
+    lengthscale = value(kernel, "lengthscale")
     if kind is gpytorch_kernels.MaternKernel:
         return Radial(dims, lengthscale, _one(lengthscale), nu=kernel.nu)
     if kind is gpytorch_kernels.RQKernel:
-        return Radial(dims, lengthscale, _one(lengthscale), alpha=kernel.alpha)
+        alpha = value(kernel, "alpha")
+        return Radial(dims, lengthscale, _one(lengthscale), alpha=alpha)
     period = None
     if kind is gpytorch_kernels.PeriodicKernel:
-        period = kernel.period_length
+        period = value(kernel, "period_length")
     return Exponential([Part(dims, lengthscale, period)], _one(lengthscale))
 
 
@@ -348,14 +357,41 @@ _STATIONARY = (
 )
 
 
-def _read_all(kernel: Any, dims: Tensor | None) -> list[Form] | None:
+def _read_all(kernel: Any, value: Values, dims: Tensor | None) -> list[Form] | None:
     forms = []
     for part in kernel.kernels:
-        form = _read(part, dims)
+        form = _read(part, value, dims)
         if form is None:
             return None
         forms.append(form)
     return forms
+
+
+class Stationary(NamedTuple):
+    """One RBF or Matérn kernel, scaled.
+
+    Attributes:
+        dims: Indices of the inputs it sees; ``None`` for all.
+        lengthscale: ``(*batch, 1, d)`` or one for all inputs.
+        scale: ``(*batch,)``.
+        nu: Smoothness of a Matérn kernel; ``None`` for RBF.
+    """
+
+    dims: Tensor | None
+    lengthscale: Tensor
+    scale: Tensor
+    nu: float | None
+
+
+def stationary(form: Form | None) -> Stationary | None:
+    """The form as one RBF or Matérn kernel; ``None`` if it is more, or another."""
+    if isinstance(form, Radial) and form.nu is not None:
+        return Stationary(form.dims, form.lengthscale, form.scale, form.nu)
+    if isinstance(form, Exponential) and len(form.parts) == 1:
+        (part,) = form.parts
+        if part.period is None:
+            return Stationary(part.dims, part.lengthscale, form.scale, None)
+    return None
 
 
 def _multiply(factors: list[Form]) -> Form:
@@ -385,7 +421,7 @@ def radial(q: Tensor, nu: float | None, alpha: Tensor | None) -> Tensor:
     """
     if nu is not None:
         # Without a gradient there is nothing to keep for it.
-        return _Matern.apply(q, nu) if q.requires_grad else _matern(q, nu)[0]
+        return _Matern.apply(q, nu) if q.requires_grad else matern(q, nu)[0]
     assert alpha is not None
     alpha = alpha.unsqueeze(-1)
     return (1 - q.clamp_max(0) / alpha).pow(-alpha)
@@ -400,7 +436,7 @@ class _Matern(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, nu: float) -> Tensor:
-        k, t, e = _matern(q, nu)
+        k, t, e = matern(q, nu)
         ctx.nu = nu
         ctx.save_for_backward(q, t, e)
         return k
@@ -412,18 +448,21 @@ class _Matern(torch.autograd.Function):
         if torch.is_grad_enabled():  # somebody wants a second derivative
             t = (q * (-4 * nu)).clamp_min(_TINY).sqrt()
             e = (-t).exp()
-        if nu == 0.5:
-            inside = t > _TINY**0.5
-            return torch.where(inside, grad * e / torch.where(inside, t, 1), 0), None
-        if nu == 1.5:
-            return 3 * grad * e, None
-        return (5 / 3) * (grad * (e + t * e)), None
+        return grad * matern_slope(t, e, nu), None
 
 
 _TINY = 1e-30
 
 
-def _matern(q: Tensor, nu: float) -> tuple[Tensor, Tensor, Tensor]:
+def matern_slope(t: Tensor, e: Tensor, nu: float) -> Tensor:
+    """The derivative of a Matérn kernel in ``q``, from what :func:`matern` returns."""
+    if nu == 0.5:
+        inside = t > _TINY**0.5
+        return torch.where(inside, e / torch.where(inside, t, 1), 0)
+    return 3 * e if nu == 1.5 else (5 / 3) * (e + t * e)
+
+
+def matern(q: Tensor, nu: float) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel, and the ``t`` and ``exp(-t)`` it is made of."""
     t = q.mul(-4 * nu).clamp_min_(0).sqrt_()
     e = t.neg().exp_()

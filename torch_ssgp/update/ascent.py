@@ -16,6 +16,7 @@ from torch_ssgp.exceptions import (
     breakdowns,
 )
 from torch_ssgp.update.coordinates import Coordinate, coordinates
+from torch_ssgp.update.lean import lean
 from torch_ssgp.update.objective import Objective, sum_over
 from torch_ssgp.update.options import Callback, UpdateOptions
 from torch_ssgp.update.result import Status
@@ -83,6 +84,7 @@ class Ascent:
                 for v in variables
             ]
         )
+        self.lean = lean(objective, variables)
         self.trace: list[Tensor] = []
         self.best: list[Tensor] = []
         self.window = 0  # where the present search for a plateau began
@@ -112,13 +114,29 @@ class Ascent:
 
     def score(self) -> Tensor:
         """What to maximise: of each stream, or the mean of streams that share."""
-        total, self.bound = self.objective.total()
+        if self.lean is None:
+            total, self.bound = self.objective.total()
+        else:
+            total = self.bound = self.lean(self.parts)
         num_sharing = total.numel() // self.batch.numel()
         return (sum_over(total, len(self.batch)) - self.leash()) / num_sharing
 
     def loss(self, needs_gradient: bool = True) -> Tensor:
         """Negative score per datum; leaves its gradient in ``eta``."""
         self.eta.grad, self.parts = None, self._apart(self.eta)
+        if self.lean is None:
+            return self._loss_by_modules(needs_gradient)
+        with torch.set_grad_enabled(needs_gradient):
+            score = self.score()
+            loss = -score.sum() / self.num_data
+        if needs_gradient:
+            with breakdowns():
+                loss.backward()
+        self._remember(score.detach())
+        return loss.detach()
+
+    def _loss_by_modules(self, needs_gradient: bool) -> Tensor:
+        """The same for any model: the modules are given their parameters."""
         pairs = zip(self.variables, self.parts, strict=True)
         raws = [variable.to_parameter(part) for variable, part in pairs]
         with torch.no_grad():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.constraints import GreaterThan, Interval
@@ -26,6 +26,8 @@ class Coordinate(NamedTuple):
         parameter: What the modules read.
         eta: What the optimiser moves, where it starts.
         to_parameter: ``parameter = to_parameter(eta)``.
+        to_value: What the modules show, once the constraint of the parameter is met, as
+            a function of ``eta``.
         floor: Smallest value of ``eta``, below which gradients would vanish.
         to_log: The logarithm of the hyperparameter, up to a unit, as a function of
             ``eta``; ``None`` where it may be negative.
@@ -34,6 +36,7 @@ class Coordinate(NamedTuple):
     parameter: nn.Parameter
     eta: Tensor
     to_parameter: Callable[[Tensor], Tensor]
+    to_value: Callable[[Tensor], Tensor]
     floor: Tensor | None = None
     to_log: Callable[[Tensor], Tensor] | None = None
 
@@ -58,9 +61,7 @@ def coordinates(
     if learn_inducing_points:
         z = objective.z
         start, spacing = z.detach().clone(), _spacing(z.detach(), objective.data.x)
-        result.append(
-            Coordinate(z, torch.zeros_like(start), lambda eta: start + spacing * eta)
-        )
+        result.append(_linear(z, torch.zeros_like(start), spacing, start))
     return result
 
 
@@ -101,13 +102,27 @@ def _hyperparameters(module: Module, objective: Objective) -> list[Coordinate]:
             result.append(_log_coordinate(parameter, constraint, unit))
         elif id(parameter) in constants and constraint is None:
             unit = fit_shape(spread, raw)
-            result.append(Coordinate(parameter, raw / unit, unit.mul))
+            result.append(_linear(parameter, raw / unit, unit))
         elif id(parameter) in weights:
-            result.append(Coordinate(parameter, raw / WEIGHT, lambda eta: WEIGHT * eta))
+            result.append(_linear(parameter, raw / WEIGHT, WEIGHT))
         else:
             to_log = _log_of(constraint) if _is_above_zero(constraint) else None
-            result.append(Coordinate(parameter, raw, lambda eta: eta, to_log=to_log))
+            shown = _same if constraint is None else constraint.transform
+            result.append(Coordinate(parameter, raw, _same, shown, to_log=to_log))
     return result
+
+
+def _same(eta: Tensor) -> Tensor:
+    return eta
+
+
+def _linear(
+    parameter: nn.Parameter, eta: Tensor, unit: Tensor | float, start: Any = 0.0
+) -> Coordinate:
+    def to_parameter(eta: Tensor) -> Tensor:
+        return start + unit * eta
+
+    return Coordinate(parameter, eta, to_parameter, to_parameter)
 
 
 def _is_positive(constraint: Interval | None) -> bool:
@@ -141,10 +156,12 @@ def _log_coordinate(
         floor, eta = floor / unit, eta / unit
     eta = eta.maximum(floor)
 
-    def to_parameter(eta: Tensor) -> Tensor:
+    def to_value(eta: Tensor) -> Tensor:
         # A line search may look below the floor, where the inverse has no value.
         value = eta.clamp(min=floor)
-        value = (value if unit is None else unit * value).exp()
-        return constraint.inverse_transform(value)
+        return (value if unit is None else unit * value).exp()
 
-    return Coordinate(parameter, eta, to_parameter, floor, to_log=lambda eta: eta)
+    def to_parameter(eta: Tensor) -> Tensor:
+        return constraint.inverse_transform(to_value(eta))
+
+    return Coordinate(parameter, eta, to_parameter, to_value, floor, to_log=_same)
