@@ -9,6 +9,7 @@ from torch_ssgp import functional as fn
 from torch_ssgp import greedy
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.greedy import Observed
+from torch_ssgp.kernels import FAR
 from torch_ssgp.memory import Rows
 from torch_ssgp.points import diagonal, evenly
 
@@ -100,7 +101,7 @@ def _cover(
     zero = torch.zeros_like(unit[..., 0])
     for _ in range(MAX_HALVINGS):
         distance = torch.cdist(unit, unit, compute_mode=EXACT)
-        K = (-0.5 * distance.square()).exp()
+        K = distance.square_().mul_(-0.5).clamp_min_(FAR).exp_()
         diagonal(K).add_(jitter)
         taken = greedy.take(
             K,

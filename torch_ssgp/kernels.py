@@ -25,6 +25,11 @@ from gpytorch import kernels as gpytorch_kernels
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+# The exponent of the smallest covariance, in units of the scale. Nothing is lost to
+# rounding there, while numbers close to the smallest ones there are, and products of
+# them, take processors ten times as long.
+FAR = -100.0
+
 
 class Form(ABC):
     """What a kernel computes; its tensors are those of the hyperparameters."""
@@ -124,7 +129,8 @@ class Exponential(Form):
         first, *others = (part.features(x1, x2) for part in self.parts)
         features = functools.reduce(Features.times, others, first)
         level = self.scale.log()[..., None, None]
-        return features._replace(u=features.u + level).product().exp()
+        q = features._replace(u=features.u + level).product()
+        return q.clamp(min=level.detach() + FAR).exp()
 
     def variances(self, x: Tensor) -> Tensor:
         """Prior variances ``(*batch, n)``: the scale."""
@@ -447,7 +453,7 @@ class _Matern(torch.autograd.Function):
         nu = ctx.nu
         if torch.is_grad_enabled():  # somebody wants a second derivative
             t = (q * (-4 * nu)).clamp_min(_TINY).sqrt()
-            e = (-t).exp()
+            e = (-t).clamp_min(FAR).exp()
         return grad * matern_slope(t, e, nu), None
 
 
@@ -465,7 +471,7 @@ def matern_slope(t: Tensor, e: Tensor, nu: float) -> Tensor:
 def matern(q: Tensor, nu: float) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel, and the ``t`` and ``exp(-t)`` it is made of."""
     t = q.mul(-4 * nu).clamp_min_(0).sqrt_()
-    e = t.neg().exp_()
+    e = t.neg().clamp_min_(FAR).exp_()
     if nu == 0.5:
         return e.clone(), t, e
     polynomial = 1 + t if nu == 1.5 else (t / 3 + 1).mul_(t).add_(1)

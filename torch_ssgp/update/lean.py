@@ -31,6 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from torch_ssgp import fused
 from torch_ssgp.kernels import (
+    FAR,
     Stationary,
     matern,
     matern_slope,
@@ -195,9 +196,9 @@ class _Bound(torch.autograd.Function):
         q = -0.5 * u.square().sum(-1, keepdim=True)
         one = torch.ones_like(q)
         # Of an RBF kernel the scale is one more term of the exponent.
-        level_of_q = scale.log()[..., None, None] if fixed.nu is None else 0.0
+        shift = scale.log()[..., None, None] if fixed.nu is None else 0.0
         left, right = (
-            torch.cat([u, q + level_of_q, one], -1),
+            torch.cat([u, q + shift, one], -1),
             torch.cat([u, one, q], -1),
         )
         K, slope = _covariance(left[..., :m, :], right, scale, fixed.nu)
@@ -221,7 +222,7 @@ class _Bound(torch.autograd.Function):
             fixed.n,
         )
         ctx.fixed = fixed
-        pull_a = seen_a if slope_a is K_aa else fixed.precision * slope_a
+        pull_a = seen_a if fixed.nu is None else fixed.precision * slope_a
         ctx.save_for_backward(*saved, lengthscale, scale, right, K, slope, pull_a, seen)
         return bound
 
@@ -236,8 +237,9 @@ class _Bound(torch.autograd.Function):
         if fixed.root is not None:
             dK_bf = dK_bf * fixed.root
         H = torch.cat([dK_bb, dK_bf, dK_ba], -1)
-        dscale = ((H * K).sum((-2, -1)) + dt * seen) / scale
-        H.mul_(slope)
+        HK = H * K
+        dscale = (HK.sum((-2, -1)) + dt * seen) / scale
+        H = HK if fixed.nu is None else H.mul_(slope)
         diagonal(H[..., :m]).zero_()
         features = right[..., :-1]  # u, and ones
         u, u_b = features[..., :-1], features[..., :m, :-1]
@@ -263,12 +265,11 @@ def _covariance(
     left: Tensor, right: Tensor, scale: Tensor, nu: float | None
 ) -> tuple[Tensor, Tensor]:
     """``K`` and its derivative in ``q``, which is the same tensor for RBF."""
-    q = left @ right.mT
+    q, scale = left @ right.mT, scale[..., None, None]
     if nu is None:
-        K = q.exp_()
+        K = q.clamp_(min=scale.log() + FAR).exp_()
         return K, K
     k, t, e = matern(q, nu)
-    scale = scale[..., None, None]
     return k.mul_(scale), matern_slope(t, e, nu).mul_(scale)
 
 

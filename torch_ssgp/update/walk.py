@@ -50,12 +50,13 @@ class Update:
         limits: Limits,
         judged: Judged | None = None,
         must_learn: bool = False,
+        start: Tensor | None = None,
     ) -> None:
         self.known, self.new, self.limits = known, data, limits
         self.judged = judged or Judged.of(known, data, options, limits)
         self.asked = self.options = options
         self.points = Choice(known.summary, limits, data.y.size(-1))
-        self.must_learn = must_learn
+        self.must_learn, self.start = must_learn, start
         self.pending, self.begins = 0, False
         self.remember()
 
@@ -127,7 +128,8 @@ class Update:
         try:
             learned = self.append() or self.learn()
         except Unsuited:
-            return Update(*self.arguments, judged, must_learn=True).run()
+            # From the points that were found not to suit: they are good ones to start.
+            return Update(*self.arguments, judged, True, self.start).run()
         # A past that faded is young again, and so is what was learned from it.
         started_at = old.started_at.clamp_max(self.num_data)
         since_start = self.since_start
@@ -361,9 +363,12 @@ class Update:
             options = replace(options, callback=None, progress=False)
         with torch.no_grad():
             z = options.inducing_points
+            if z is None and not fresh:
+                z = self.start
             if z is None:
                 anew = options.num_steps > 0 or self.judged.clock is not None
                 z = self.points.choose(objective, anew=anew)
+            self.start = z
         moves = bool(options.learn_inducing_points) and options.num_steps > 0
         if self.is_one_class:
             objective.start_at(z)
