@@ -649,7 +649,7 @@ def test_ranges_that_inputs_have_left_make_room():
     errors = {}
     for forget in ("auto", 1.0):
         torch.manual_seed(0)
-        model = make(num_inducing=25, dims=2)
+        model = make(num_inducing=20, dims=2)
         for place in (0, 1, 2):
             for _ in range(15):
                 x, y = data(place)
@@ -657,7 +657,7 @@ def test_ranges_that_inputs_have_left_make_room():
                 model.update(x, y, forget=forget, num_steps=20)
         x, f = data(2)
         errors[forget] = (model(x).mean - f).square().mean().sqrt()
-    assert errors["auto"] < 0.7 * errors[1.0]
+    assert errors["auto"] < 0.5 * errors[1.0]
 
 
 @pytest.mark.parametrize("fits", [True, False])

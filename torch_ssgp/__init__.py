@@ -21,6 +21,7 @@ package once:
 ``update/``                  one update, as a function; its ``__init__.py`` is its tour
 ``modules.py``               GPyTorch kernels and noises as tensors; jitter
 ``kernels.py``               GPyTorch's common kernels as plain tensors
+``radial.py``                Matérn and rational quadratic kernels of a distance
 ``functional.py``            the mathematics, as pure functions of tensors
 ``fused.py``                 the bound with its gradient in closed form
 ``summary.py``               ``PosteriorSummary``: the posterior at inducing points

@@ -9,9 +9,9 @@ from torch_ssgp import functional as fn
 from torch_ssgp import greedy
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.greedy import Observed
-from torch_ssgp.kernels import FAR
 from torch_ssgp.memory import Rows
 from torch_ssgp.points import diagonal, evenly
+from torch_ssgp.radial import FAR
 
 # Points beyond its size that a memory may hold until the next compression, as a share:
 # a stream of single points is then compressed once for many updates.

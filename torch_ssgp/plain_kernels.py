@@ -21,9 +21,9 @@ from torch_ssgp.kernels import (
     Product,
     Radial,
     Sum,
-    radial,
     select,
 )
+from torch_ssgp.radial import radial
 
 
 def cross_covariance(form: Form, z: Tensor) -> nn.Module:

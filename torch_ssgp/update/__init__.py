@@ -27,6 +27,7 @@
 ``site_initialization.py``   the same for likelihoods that are not Gaussian
 ``coordinates.py``           variables in which one learning rate suits every parameter
 ``ascent.py``                the inner loop
+``lean.py``                  the bound of the usual model, in few operations
 ===========================  ==========================================================
 """
 

@@ -211,7 +211,7 @@ class Ascent:
     def tolerance(self) -> float:
         """Nats that count as progress; classes that share their data share them."""
         growth = max(self.growth, 1 / self.num_data)  # no datum at all counts as one
-        nats = max(TOLERANCE / growth * self.num_data, LEAST)
+        nats = max(TOLERANCE / math.sqrt(growth) * self.num_data, LEAST)
         return nats / self.objective.num_classes
 
     def is_finite(self) -> bool:
@@ -222,7 +222,6 @@ class Ascent:
 def maximize(
     objective: Objective,
     options: UpdateOptions,
-    *,
     learn_hyperparameters: bool,
     growth: float = 1.0,
 ) -> Ascended:

@@ -30,16 +30,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torch_ssgp import fused
-from torch_ssgp.kernels import (
-    FAR,
-    Stationary,
-    matern,
-    matern_slope,
-    read,
-    select,
-    stationary,
-)
+from torch_ssgp.kernels import Stationary, read, select, stationary
 from torch_ssgp.points import diagonal
+from torch_ssgp.radial import FAR, matern, matern_slope
 from torch_ssgp.update.coordinates import Coordinate
 from torch_ssgp.update.objective import GaussianObjective, Objective
 

@@ -56,8 +56,8 @@ class Update:
         self.judged = judged or Judged.of(known, data, options, limits)
         self.asked = self.options = options
         self.points = Choice(known.summary, limits, data.y.size(-1))
-        self.must_learn, self.start = must_learn, start
-        self.pending, self.begins = 0, False
+        self.start = options.inducing_points if start is None else start
+        self.must_learn, self.pending, self.begins = must_learn, 0, False
         self.remember()
 
     def remember(self) -> None:
@@ -128,7 +128,6 @@ class Update:
         try:
             learned = self.append() or self.learn()
         except Unsuited:
-            # From the points that were found not to suit: they are good ones to start.
             return Update(*self.arguments, judged, True, self.start).run()
         # A past that faded is young again, and so is what was learned from it.
         started_at = old.started_at.clamp_max(self.num_data)
@@ -317,7 +316,7 @@ class Update:
 
     @property
     def takes_labels(self) -> bool:
-        """Whether data are labels of classes."""
+        """Whether data are labels."""
         return likelihoods.takes_labels(self.known.prior.likelihood)
 
     def num_telling(self) -> float:
@@ -362,9 +361,7 @@ class Update:
         if fresh and not self.is_first:  # the callback has seen one loop
             options = replace(options, callback=None, progress=False)
         with torch.no_grad():
-            z = options.inducing_points
-            if z is None and not fresh:
-                z = self.start
+            z = options.inducing_points if fresh else self.start
             if z is None:
                 anew = options.num_steps > 0 or self.judged.clock is not None
                 z = self.points.choose(objective, anew=anew)
@@ -377,11 +374,9 @@ class Update:
         objective.start_at(z, learn=moves)
         if options.num_steps:
             with_enough_jitter(objective, objective.check_finite)
-        # Where it is asked for, learning is thorough.
-        growth = self.growth if options.learns_when_due else 1.0
-        return objective, maximize(
-            objective, options, learn_hyperparameters=self.learns, growth=growth
-        )
+        # Where it is asked for, or a fresh start is due, learning is thorough.
+        growth = 1.0 if not options.learns_when_due or self.is_due() else self.growth
+        return objective, maximize(objective, options, self.learns, growth)
 
     # -- what is kept -----------------------------------------------------------------
 
