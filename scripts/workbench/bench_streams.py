@@ -16,6 +16,7 @@ the digits have the options of ``scripts/likelihoods.py``. The references:
 ``batch``    The same model, given all data in one update: 300 steps of Adam, and again
              300 of L-BFGS; the fit with the larger bound counts, and the seconds are
              those of both.
+``forget=1`` The same stream, of which nothing is forgotten; ``small`` alone.
 ``exact``    GPyTorch's ``ExactGP`` with the same kernel on all data: L-BFGS to a
              plateau from two starts, or 500 steps of Adam at 0.01 for deep kernels.
 
@@ -43,6 +44,7 @@ from workbench.baselines import new_kernel, small_budget
 from workbench.bench_streams_tables import (
     BATCH,
     EXACT,
+    KEPT,
     METHODS,
     NAMES,
     STREAM,
@@ -114,7 +116,8 @@ def learned(make: Make, batches: Batches, method: str) -> tuple[StreamingGP, Row
     if method == BATCH:
         return run_batch(make, *map(torch.cat, zip(*batches, strict=True)))
     model = make()
-    return model, run_stream(model, batches)
+    options = {"forget": 1.0} if method == KEPT else {}
+    return model, run_stream(model, batches, **options)
 
 
 @torch.no_grad()
@@ -154,7 +157,7 @@ def small_jobs(memory_size: int | None) -> Jobs:
             run_small, case, method, memory_size
         )
         for case in small_streams()
-        for method in (BATCH, STREAM)
+        for method in (BATCH, STREAM, KEPT)
     }
 
 
@@ -324,7 +327,9 @@ def run(
 
     def stale(row: Row) -> bool:
         method = row["method"]
-        other = method == STREAM and row["version"] != table.header["torch_ssgp"]
+        other = (
+            method in (STREAM, KEPT) and row["version"] != table.header["torch_ssgp"]
+        )
         return Key(*table.key(row)) in jobs and (other or method in again)
 
     table.drop(stale)

@@ -8,10 +8,11 @@ from workbench.pages import markdown, median
 from workbench.results import Row
 
 NAMES = ("bench", "case", "seed", "method")
-STREAM, BATCH, EXACT = METHODS = ("stream", "batch", "exact")
+STREAM, BATCH, EXACT, KEPT = METHODS = ("stream", "batch", "exact", "forget=1")
 
 # What is asked of a stream.
 SMALL_NEAR, SMALL_SHARE, SMALL_WORST = 1.10, 0.95, 1.5
+KEPT_NEAR = 1.01
 PERIOD_NEAR, PERIOD_STAYS = 1.15, 0.02
 LABEL_POINTS = {"banana": 2.0, "digits": 1.0}
 DEEP_NEAR = 1.15
@@ -66,6 +67,7 @@ def _failures(found: list[Pair]) -> int:
 def small_table(rows: list[Row]) -> list[Row]:
     """Shares of streams near their batch model: all of them, and by what they are."""
     found = pairs(rows, "small", BATCH)
+    kept = {id(pair.stream): pair.ratio for pair in pairs(rows, "small", KEPT)}
     groups: dict[str, list[Pair]] = {"all": found}
     for pair in found:
         row = pair.stream
@@ -99,12 +101,24 @@ def small_table(rows: list[Row]) -> list[Row]:
                 f"{SMALL_SHARE:.0%} within, none above {SMALL_WORST:g}": _verdict(
                     holds
                 ),
+                **_beside_kept([kept[id(p.stream)] for p in group if kept]),
                 "CPU seconds a stream": stream / len(group),
                 "CPU seconds a batch model": batch / len(group),
                 "failures": _failures(group),
             }
         )
     return lines
+
+
+def _beside_kept(ratios: list[float]) -> Row:
+    """Errors relative to streams of which nothing is forgotten, if there are any."""
+    if not ratios:
+        return {}
+    near = sum(ratio <= KEPT_NEAR for ratio in ratios)
+    return {
+        f"RMSE / forget=1, within {KEPT_NEAR:g}": f"{near} of {len(ratios)}",
+        "worst RMSE / forget=1": max(ratios),
+    }
 
 
 def _natural(name: str) -> tuple[list[int], str]:

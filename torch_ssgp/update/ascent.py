@@ -85,6 +85,7 @@ class Ascent:
             ]
         )
         self.lean = lean(objective, variables)
+        self.uses_modules = self.lean is None or bool(objective.named_priors)
         self.trace: list[Tensor] = []
         self.best: list[Tensor] = []
         self.window = 0  # where the present search for a plateau began
@@ -117,45 +118,38 @@ class Ascent:
         if self.lean is None:
             total, self.bound = self.objective.total()
         else:
-            total = self.bound = self.lean(self.parts)
+            self.bound = self.lean(self.parts)
+            total = self.bound + self.objective.log_prior()
         num_sharing = total.numel() // self.batch.numel()
         return (sum_over(total, len(self.batch)) - self.leash()) / num_sharing
 
     def loss(self, needs_gradient: bool = True) -> Tensor:
         """Negative score per datum; leaves its gradient in ``eta``."""
         self.eta.grad, self.parts = None, self._apart(self.eta)
-        if self.lean is None:
-            return self._loss_by_modules(needs_gradient)
+        raws = self._give_parameters() if self.uses_modules else []
         with torch.set_grad_enabled(needs_gradient):
             score = self.score()
             loss = -score.sum() / self.num_data
-        if needs_gradient:
-            with breakdowns():
-                loss.backward()
-        self._remember(score.detach())
-        return loss.detach()
-
-    def _loss_by_modules(self, needs_gradient: bool) -> Tensor:
-        """The same for any model: the modules are given their parameters."""
-        pairs = zip(self.variables, self.parts, strict=True)
-        raws = [variable.to_parameter(part) for variable, part in pairs]
-        with torch.no_grad():
-            for variable, raw in zip(self.variables, raws, strict=True):
-                variable.parameter.copy_(raw)
-                variable.parameter.grad = None
-        with torch.set_grad_enabled(needs_gradient):
-            score = self.score()
-        loss = -score.sum() / self.num_data
         if needs_gradient and loss.requires_grad:
             with breakdowns():
                 loss.backward()
             self.objective.share_gradients([v.parameter for v in self.variables])
             # A noise that no datum has, since theirs are known, has no gradient.
             grads = [v.parameter.grad for v in self.variables]
-            used = [i for i, grad in enumerate(grads) if grad is not None]
+            used = [i for i, grad in enumerate(grads) if raws and grad is not None]
             torch.autograd.backward([raws[i] for i in used], [grads[i] for i in used])
         self._remember(score.detach())
         return loss.detach()
+
+    def _give_parameters(self) -> list[Tensor]:
+        """Leave the present point in the modules, and return it with its graph."""
+        pairs = zip(self.variables, self.parts, strict=True)
+        raws = [variable.to_parameter(part) for variable, part in pairs]
+        with torch.no_grad():
+            for variable, raw in zip(self.variables, raws, strict=True):
+                variable.parameter.copy_(raw)
+                variable.parameter.grad = None
+        return raws
 
     def _remember(self, score: Tensor) -> None:
         self.last = score

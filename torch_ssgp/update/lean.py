@@ -164,7 +164,6 @@ def lean(objective: Objective, variables: Sequence[Coordinate]) -> Lean | None:
         or not objective.shared_noise
         or objective.alpha
         or not objective.z.requires_grad
-        or objective.named_priors
         or any(id(v.parameter) not in {*known, id(objective.z)} for v in variables)
     ):
         return None
