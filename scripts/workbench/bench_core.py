@@ -24,7 +24,7 @@ from torch_ssgp import (
     StreamingGP,
 )
 from torch_ssgp.update import UpdateOptions
-from torch_ssgp.update.ascent import Ascent
+from torch_ssgp.update.ascent import Adam, Ascent
 from torch_ssgp.update.coordinates import coordinates
 from torch_ssgp.update.objective import Objective
 from torch_ssgp.update.walk import Update
@@ -110,11 +110,11 @@ def gradient_step(update: Update, z: Tensor) -> tuple[Objective, Callable[[], No
     objective = update.objective()
     objective.start_at(z, learn=True)
     ascent = Ascent(objective, coordinates(objective, True, True), None)
-    optimizer = torch.optim.Adam([ascent.eta])
+    optimizer = Adam(ascent.eta)
 
     def step() -> None:
         ascent.loss()
-        optimizer.step()
+        optimizer.step(1e-4)
 
     return objective, step
 

@@ -265,7 +265,7 @@ def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:
     """Adam; where steps were too long to gain anything, it retries shorter ones."""
     step = 0
     for rate in (lr, *(lr * factor for factor in SHORTER)):
-        optimizer, first, length = _Adam(ascent.eta), step, num_steps - step
+        optimizer, first, length = Adam(ascent.eta), step, num_steps - step
         ascent.new_window()
         ascent.loss()
         while step < num_steps:
@@ -287,7 +287,7 @@ def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:
     return True
 
 
-class _Adam:
+class Adam:
     """PyTorch's Adam as a function: its class imports a compiler first, for seconds."""
 
     def __init__(self, eta: Tensor) -> None:
