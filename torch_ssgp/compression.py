@@ -11,7 +11,7 @@ from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.greedy import Observed
 from torch_ssgp.memory import Rows
 from torch_ssgp.points import diagonal, evenly
-from torch_ssgp.radial import FAR
+from torch_ssgp.radial import far
 
 # Points beyond its size that a memory may hold until the next compression, as a share:
 # a stream of single points is then compressed once for many updates.
@@ -101,7 +101,7 @@ def _cover(
     zero = torch.zeros_like(unit[..., 0])
     for _ in range(MAX_HALVINGS):
         distance = torch.cdist(unit, unit, compute_mode=EXACT)
-        K = distance.square_().mul_(-0.5).clamp_min_(FAR).exp_()
+        K = distance.square_().mul_(-0.5).clamp_min_(far(unit)).exp_()
         diagonal(K).add_(jitter)
         taken = greedy.take(
             K,

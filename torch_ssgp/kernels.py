@@ -25,7 +25,7 @@ from gpytorch import kernels as gpytorch_kernels
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from torch_ssgp.radial import FAR, radial
+from torch_ssgp.radial import far, radial
 
 
 class Form(ABC):
@@ -127,7 +127,7 @@ class Exponential(Form):
         features = functools.reduce(Features.times, others, first)
         level = self.scale.log()[..., None, None]
         q = features._replace(u=features.u + level).product()
-        return q.clamp(min=level.detach() + FAR).exp()
+        return q.clamp(min=level.detach() + far(q)).exp()
 
     def variances(self, x: Tensor) -> Tensor:
         """Prior variances ``(*batch, n)``: the scale."""

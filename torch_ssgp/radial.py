@@ -7,11 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The exponent of the smallest covariance, in units of the scale. Nothing is lost to
-# rounding there, while numbers close to the smallest ones there are, and products of
-# them, take processors ten times as long.
-FAR = -100.0
 _TINY = 1e-30  # squared distances below which a point is the same
+
+
+def far(like: Tensor) -> float:
+    """The exponent of the smallest covariance, in units of the scale.
+
+    It is lost to rounding, while denormal numbers, which smaller ones and their
+    products would be, take a processor ten times as long.
+
+    Args:
+        like: A tensor of the dtype.
+    """
+    return -100.0 if like.dtype == torch.float64 else -40.0
 
 
 def radial(q: Tensor, nu: float | None, alpha: Tensor | None) -> Tensor:
@@ -50,7 +58,7 @@ class _Matern(torch.autograd.Function):
         nu = ctx.nu
         if torch.is_grad_enabled():  # somebody wants a second derivative
             t = (q * (-4 * nu)).clamp_min(_TINY).sqrt()
-            e = (-t).clamp_min(FAR).exp()
+            e = (-t).clamp_min(far(t)).exp()
         return grad * matern_slope(t, e, nu), None
 
 
@@ -65,7 +73,7 @@ def matern_slope(t: Tensor, e: Tensor, nu: float) -> Tensor:
 def matern(q: Tensor, nu: float) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel, and the ``t`` and ``exp(-t)`` it is made of."""
     t = q.mul(-4 * nu).clamp_min_(0).sqrt_()
-    e = t.neg().clamp_min_(FAR).exp_()
+    e = t.neg().clamp_min_(far(t)).exp_()
     if nu == 0.5:
         return e.clone(), t, e
     polynomial = 1 + t if nu == 1.5 else (t / 3 + 1).mul_(t).add_(1)

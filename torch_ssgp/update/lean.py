@@ -32,7 +32,7 @@ from torch.autograd.function import once_differentiable
 from torch_ssgp import fused
 from torch_ssgp.kernels import Stationary, read, select, stationary
 from torch_ssgp.points import diagonal
-from torch_ssgp.radial import FAR, matern, matern_slope
+from torch_ssgp.radial import far, matern, matern_slope
 from torch_ssgp.update.coordinates import Coordinate
 from torch_ssgp.update.objective import GaussianObjective, Objective
 
@@ -155,8 +155,6 @@ def lean(objective: Objective, variables: Sequence[Coordinate]) -> Lean | None:
         return None
     mean, kernel, likelihood = objective.modules_of_prior
     form = stationary(read(kernel))
-    modules = [m for module in (mean, kernel, likelihood) for m in module.modules()]
-    known = {id(p) for m in modules for p in m.parameters(recurse=False)}
     if (
         form is None
         or type(mean) not in (ConstantMean, ZeroMean)
@@ -164,7 +162,6 @@ def lean(objective: Objective, variables: Sequence[Coordinate]) -> Lean | None:
         or not objective.shared_noise
         or objective.alpha
         or not objective.z.requires_grad
-        or any(id(v.parameter) not in {*known, id(objective.z)} for v in variables)
     ):
         return None
     return Lean(objective, variables, form)
@@ -259,7 +256,7 @@ def _covariance(
     """``K`` and its derivative in ``q``, which is the same tensor for RBF."""
     q, scale = left @ right.mT, scale[..., None, None]
     if nu is None:
-        K = q.clamp_(min=scale.log() + FAR).exp_()
+        K = q.clamp_(min=scale.log() + far(q)).exp_()
         return K, K
     k, t, e = matern(q, nu)
     return k.mul_(scale), matern_slope(t, e, nu).mul_(scale)
