@@ -7,6 +7,7 @@ from typing import Any
 import gpytorch
 import pytest
 import torch
+from gpytorch.constraints import GreaterThan, Interval, Positive
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, StudentTLikelihood
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
@@ -147,6 +148,50 @@ def test_what_is_frozen_stays():
 )
 def test_every_other_model_goes_through_its_modules(kernel, options):
     assert ascent_of(model_of(kernel, **options), *batch((), 7)).lean is None
+
+
+def test_a_parameter_with_two_owners_goes_through_them():
+    kernel = ScaleKernel(
+        ScaleKernel(RBFKernel(), outputscale_constraint=Interval(0.2, 2.0))
+    )
+    kernel.raw_outputscale = kernel.base_kernel.raw_outputscale
+    assert ascent_of(model_of(kernel), *batch((), 7)).lean is None
+
+
+def test_a_mean_with_a_forward_of_its_own_is_asked():
+    mean = ConstantMean()
+    forward = mean.forward
+    mean.forward = lambda x: forward(x) + x.sum(-1)
+    model = model_of(RBFKernel(), mean_module=mean)
+    assert ascent_of(model, *batch((), 7)).lean is None
+
+
+class Capped(GreaterThan):
+    """A constraint that does not reach every value above its bound."""
+
+    def transform(self, tensor: Tensor) -> Tensor:
+        """No more than 0.3."""
+        return super().transform(tensor).clamp_max(0.3)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Capped(1e-3),
+        Positive(
+            transform=lambda t: 0.3 * torch.sigmoid(t),
+            inv_transform=lambda v: torch.logit(v / 0.3),
+        ),
+        Interval(0.01, 2.0),
+        GreaterThan(1e-3, transform=torch.exp, inv_transform=torch.log),
+    ],
+)
+def test_values_are_those_that_constraints_show(constraint):
+    kernel = RBFKernel(lengthscale_constraint=constraint)
+    kernel.lengthscale = 0.1
+    model = model_of(ScaleKernel(kernel))
+    ours, theirs = both_ways(ascent_of(model, *batch((), 12)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
 
 
 def test_a_subclass_of_a_kernel_goes_through_its_own_code():

@@ -57,8 +57,8 @@ class _Matern(torch.autograd.Function):
         q, t, e = ctx.saved_tensors
         nu = ctx.nu
         if torch.is_grad_enabled():  # somebody wants a second derivative
-            t = (q * (-4 * nu)).clamp_min(_TINY).sqrt()
-            e = (-t).clamp_min(far(t)).exp()
+            t = (q * (-4 * nu)).clamp(_TINY, far(q) ** 2).sqrt()
+            e = (-t).exp()
         return grad * matern_slope(t, e, nu), None
 
 
@@ -72,8 +72,8 @@ def matern_slope(t: Tensor, e: Tensor, nu: float) -> Tensor:
 
 def matern(q: Tensor, nu: float) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel, and the ``t`` and ``exp(-t)`` it is made of."""
-    t = q.mul(-4 * nu).clamp_min_(0).sqrt_()
-    e = t.neg().clamp_min_(far(t)).exp_()
+    t = q.mul(-4 * nu).clamp_(0, far(q) ** 2).sqrt_()
+    e = t.neg().exp_()
     if nu == 0.5:
         return e.clone(), t, e
     polynomial = 1 + t if nu == 1.5 else (t / 3 + 1).mul_(t).add_(1)

@@ -133,10 +133,11 @@ class Ascent:
         if needs_gradient and loss.requires_grad:
             with breakdowns():
                 loss.backward()
+        if needs_gradient and raws:
             self.objective.share_gradients([v.parameter for v in self.variables])
             # A noise that no datum has, since theirs are known, has no gradient.
             grads = [v.parameter.grad for v in self.variables]
-            used = [i for i, grad in enumerate(grads) if raws and grad is not None]
+            used = [i for i, grad in enumerate(grads) if grad is not None]
             torch.autograd.backward([raws[i] for i in used], [grads[i] for i in used])
         self._remember(score.detach())
         return loss.detach()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.constraints import GreaterThan, Interval, Positive
 from gpytorch.means import ConstantMean
 from gpytorch.module import Module
 from torch import Tensor, nn
@@ -117,7 +117,10 @@ def _same(eta: Tensor) -> Tensor:
 
 
 def _linear(
-    parameter: nn.Parameter, eta: Tensor, unit: Tensor | float, start: Any = 0.0
+    parameter: nn.Parameter,
+    eta: Tensor,
+    unit: Tensor | float,
+    start: Tensor | float = 0.0,
 ) -> Coordinate:
     def to_parameter(eta: Tensor) -> Tensor:
         return start + unit * eta
@@ -164,4 +167,11 @@ def _log_coordinate(
     def to_parameter(eta: Tensor) -> Tensor:
         return constraint.inverse_transform(to_value(eta))
 
-    return Coordinate(parameter, eta, to_parameter, to_value, floor, to_log=_same)
+    def shown(eta: Tensor) -> Tensor:
+        return constraint.transform(to_parameter(eta))
+
+    # The usual transform reaches every value above its bound.
+    usual = type(constraint) in (GreaterThan, Positive)
+    if usual and isinstance(constraint._transform, nn.Softplus):
+        shown = to_value
+    return Coordinate(parameter, eta, to_parameter, shown, floor, to_log=_same)

@@ -85,8 +85,8 @@ class Lean:
     ) -> None:
         self.objective, self.variables = objective, variables
         self.index = {id(v.parameter): i for i, v in enumerate(variables)}
-        self.batch = objective.batch_shape
-        self.dims, past, data = kernel.dims, objective.past, objective.data
+        self.batch, self.dims = objective.batch_shape, kernel.dims
+        past, data = objective.past, objective.data
         U, y, root = past.U, data.y, None
         target, ones = self._all(y, 1), self._all(torch.ones_like(y), 1)
         if data.weight is not None:
@@ -155,9 +155,13 @@ def lean(objective: Objective, variables: Sequence[Coordinate]) -> Lean | None:
         return None
     mean, kernel, likelihood = objective.modules_of_prior
     form = stationary(read(kernel))
+    modules = [m for module in (mean, kernel, likelihood) for m in module.modules()]
+    owned = [id(p) for m in modules for p in m.parameters(recurse=False)]
     if (
         form is None
         or type(mean) not in (ConstantMean, ZeroMean)
+        or "forward" in vars(mean)
+        or len(set(owned)) < len(owned)  # each owner may have a constraint of its own
         or type(likelihood) is not GaussianLikelihood
         or not objective.shared_noise
         or objective.alpha

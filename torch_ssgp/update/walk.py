@@ -50,13 +50,13 @@ class Update:
         limits: Limits,
         judged: Judged | None = None,
         must_learn: bool = False,
-        start: Tensor | None = None,
+        points: Tensor | None = None,
     ) -> None:
         self.known, self.new, self.limits = known, data, limits
         self.judged = judged or Judged.of(known, data, options, limits)
         self.asked = self.options = options
         self.points = Choice(known.summary, limits, data.y.size(-1))
-        self.start = options.inducing_points if start is None else start
+        self.first_points = options.inducing_points if points is None else points
         self.must_learn, self.pending, self.begins = must_learn, 0, False
         self.remember()
 
@@ -128,7 +128,7 @@ class Update:
         try:
             learned = self.append() or self.learn()
         except Unsuited:
-            return Update(*self.arguments, judged, True, self.start).run()
+            return Update(*self.arguments, judged, True, self.first_points).run()
         # A past that faded is young again, and so is what was learned from it.
         started_at = old.started_at.clamp_max(self.num_data)
         since_start = self.since_start
@@ -361,11 +361,11 @@ class Update:
         if fresh and not self.is_first:  # the callback has seen one loop
             options = replace(options, callback=None, progress=False)
         with torch.no_grad():
-            z = options.inducing_points if fresh else self.start
+            z = options.inducing_points if fresh else self.first_points
             if z is None:
                 anew = options.num_steps > 0 or self.judged.clock is not None
                 z = self.points.choose(objective, anew=anew)
-            self.start = z
+            self.first_points = z
         moves = bool(options.learn_inducing_points) and options.num_steps > 0
         if self.is_one_class:
             objective.start_at(z)
