@@ -1,8 +1,8 @@
 """Months of sensor data, reading by reading: gaps, a drift, a recalibration.
 
 Nothing is tuned. ``forget="auto"`` drops old stretches as the time axis outgrows the
-inducing points, and starts over after the recalibration. Run
-``python examples/sensor.py``: it prints a table and saves out/sensor.png.
+inducing points. The recalibration is learned as noise until the stretch before it is
+dropped. Run ``python examples/sensor.py``: it prints a table and saves out/sensor.png.
 """
 
 from __future__ import annotations

@@ -32,10 +32,8 @@ from torch_ssgp.multioutput import MultiOutputGP
 from torch_ssgp.prediction import Predictor
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.surrogates import SingleTaskStreamingGP
-from torch_ssgp.update.ascent import CHECK_EVERY
+from torch_ssgp.update.ascent import CHECK_EVERY, Ascent
 from torch_ssgp.update.choosing import Choice
-from torch_ssgp.update.objective import GaussianObjective
-from torch_ssgp.update.sites import SiteObjective
 from torch_ssgp.update.walk import Update
 
 
@@ -257,18 +255,17 @@ def test_a_fault_in_any_evaluation_leaves_all_as_it_was(kind, monkeypatch):
     model, update = streaming(kind)
     twin = streaming(kind)[0]
     before = state_of(model)
-    objective = GaussianObjective if kind == "regression" else SiteObjective
-    original = objective.total
+    original = Ascent.score
     for k in itertools.count(1):
         calls = itertools.count(1)
         error = FAULTS[k % 2]
 
-        def total(self, calls=calls, k=k, error=error):
+        def score(self, calls=calls, k=k, error=error):
             if next(calls) == k:
                 raise error
             return original(self)
 
-        monkeypatch.setattr(objective, "total", total)
+        monkeypatch.setattr(Ascent, "score", score)
         try:
             update(model)
         except error:
