@@ -47,7 +47,7 @@ from workbench.common import new_parser, positive
 from workbench.results import Row, Table, header
 
 NAMES = ("table", "case", "method", "seed")
-SIZES = (200, 500, 1000, 2000)  # evaluations, of the cost
+SIZES = (20, 50, 100, 200, 500, 1000, 2000)  # evaluations, of the cost
 
 
 class Streaming:
@@ -228,7 +228,7 @@ def cost(
             "case": f"{size} evaluations",
             "method": method,
             "seconds": medians[method, size],
-            "ratio": medians[method, size] / medians[method, sizes[0]],
+            "ratio": medians[method, size] / medians["exact refit", size],
         }
         for method in (STREAMING, "exact refit")
         for size in sizes
@@ -249,8 +249,8 @@ def _cost_jobs(
     Y, new_Y = (problem(x).unsqueeze(-1) for x in (X, new_X))
     model = SingleTaskStreamingGP(X[:100], Y[:100], num_inducing=num_inducing)
     model.fit(num_steps=50)
-    for rows in torch.arange(100, size).split(100):
-        model.update(X[rows], Y[rows], num_steps=10)
+    for first in range(100, size, 100):
+        model.update(X[first : first + 100], Y[first : first + 100], num_steps=10)
     state = model.state_dict()
     exact = SingleTaskGP(X, Y)
     copy_hyperparameters(model, exact)

@@ -239,9 +239,9 @@ def bayesopt_section(file: Contents) -> str:
         "the distance to the known maximum after the last evaluation. All methods have "
         "the same seeds and initial designs; `to_exact` compares the medians. The "
         "other tables, as far as they were run, compare a batch of fantasies with a "
-        "loop over them; one update and one acquisition with the same at 200 "
-        "evaluations, and with refitting BoTorch's exact model; and this version with "
-        "0.1.0 (`old_ms`).",
+        "loop over them; one update and one acquisition with refitting BoTorch's exact "
+        "model, whose time is the unit of `ratio`; and this version with 0.1.0 "
+        "(`old_ms`).",
         bayesopt_tables.sections(file.rows),
         bayesopt_tables.crossing(file.rows),
     )
