@@ -3,8 +3,8 @@ r"""The bound of the usual model, from hyperparameters to value in few operation
 An inner loop evaluates the same bound hundreds of times. By autograd a step is a
 thousand small operations, however small the model, and those are most of its cost. For
 a constant mean, one scaled RBF or Matérn kernel and a Gaussian likelihood the gradient
-is known in closed form all the way to the hyperparameters, and a step takes a fifth of
-them. Every other model goes through its modules, see ``ascent.py``; values and
+is known in closed form all the way to the hyperparameters, and a step takes far fewer
+of them. Every other model goes through its modules, see ``ascent.py``; values and
 gradients are the same to rounding.
 
 With :math:`q_{ij} = -\tfrac12 \|u_i - u_j\|^2`, :math:`u = x / \ell`, and
