@@ -19,6 +19,7 @@ from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.memory import Data
 from torch_ssgp.update import ascent
 from torch_ssgp.update.clock import moved, outgrown, ticking
+from torch_ssgp.update.drift import REGAINED, SHARE, Drift
 from torch_ssgp.update.forgetting import (
     ANEW,
     OUTLIER,
@@ -27,7 +28,6 @@ from torch_ssgp.update.forgetting import (
     SLACK,
     WITNESS,
     Judgement,
-    after_fading,
     decide,
     fading,
     judge,
@@ -128,9 +128,14 @@ def test_a_scale_that_falls_is_heard_where_nothing_was_known():
     assert 0.0 in forgot and model.likelihood.noise < 1
 
 
-def judgement_of(gain: Tensor, capped: Tensor, num_data: int = 0) -> Judgement:
+NO_DRIFT = Drift(torch.zeros(()).double(), torch.zeros(()).double())
+
+
+def judgement_of(
+    gain: Tensor, capped: Tensor, num_data: int = 0, num_old: float = 100.0
+) -> Judgement:
     zero = torch.zeros(()).double()
-    known = (zero + 1, zero + num_data)
+    known = (zero + 1, zero + num_data, zero + num_old, zero + num_data)
     return Judgement(gain, capped, zero, zero > 0, zero > 0, *known, gain == gain)
 
 
@@ -143,14 +148,16 @@ def test_an_alarm_takes_the_log_odds_and_more_than_one_witness():
         gains[0, 0], gains[1, 0] = capped, gain
         return judgement_of(gains[1], gains[0])
 
-    one = decide(judged(OUTLIER, 200.0), nothing, odds=1e-3)
+    one = decide(judged(OUTLIER, 200.0), nothing, 1e-3, NO_DRIFT)
     assert not one.alarm  # an outlier, whatever its size
-    two = decide(judged(OUTLIER, 200.0), one.doubt, odds=1e-3)
+    two = decide(judged(OUTLIER, 200.0), one.doubt, 1e-3, NO_DRIFT)
     assert two.alarm
-    bold = decide(judged(OUTLIER, 200.0), nothing, odds=0.1)
+    bold = decide(judged(OUTLIER, 200.0), nothing, 0.1, NO_DRIFT)
     assert bold.alarm
     assert {float(each.power) for each in (one, two, bold)} == {1.0}
-    assert float(decide(judged(-20.0, -20.0), one.doubt, odds=1e-3).doubt.max()) == 0
+    assert (
+        float(decide(judged(-20.0, -20.0), one.doubt, 1e-3, NO_DRIFT).doubt.max()) == 0
+    )
 
 
 def test_errors_too_good_to_be_true_speak_for_a_change(monkeypatch):
@@ -187,12 +194,11 @@ def test_what_a_model_not_quite_right_loses_is_not_counted():
     few, many = (judgement_of(capped, capped, num) for num in (5, 50))
     torch.testing.assert_close(few.convincing, capped - 5 * SLACK)
     nothing = torch.zeros(0).double()
-    assert decide(few, nothing, odds=1e-3).alarm
-    assert not decide(many, nothing, odds=1e-3).alarm
+    assert decide(few, nothing, 1e-3, NO_DRIFT).alarm
+    assert not decide(many, nothing, 1e-3, NO_DRIFT).alarm
 
 
 def test_the_past_fades_where_the_data_at_hand_bear_witness():
-    zero = torch.zeros(()).double()
     gain = torch.zeros(len(POWERS) + 1).double()
     gain[2], gain[0], gain[-1] = 9.0, 20.0, 20.0
     judgement = judgement_of(gain, gain)
@@ -202,10 +208,6 @@ def test_the_past_fades_where_the_data_at_hand_bear_witness():
     assert float(fading(less, gain, odds=1e-3)) == 1
     few = judgement._replace(leaves_enough=judgement.gain != gain[2])
     assert float(fading(few, gain, odds=1e-3)) == 1
-    left = after_fading(gain, zero == 0)
-    assert float(left[2]) == pytest.approx(WITNESS)
-    assert float(left[0]) == float(left[-1]) == 0
-    assert torch.equal(after_fading(gain, zero > 0), gain)
 
 
 def test_a_power_leaves_more_data_than_hyperparameters():
@@ -227,7 +229,7 @@ def test_data_in_doubt_stay_as_they_came():
     stream = list(batches(torch.sin, 40, 1))
     stream += list(batches(lambda x: 4 + torch.cos(3 * x), 7, 1, seed=1))
     for x, y in stream:
-        is_doubtful = float(of_beginning(model.memory.doubt)) > WITNESS
+        is_doubtful = float(of_beginning(model.memory.doubt, NO_DRIFT)) > WITNESS
         num_raw = model.memory.y.size(-1)
         result = model.update(x, y, num_steps=STEPS)
         if is_doubtful and float(result.forgot) == 1:
@@ -237,32 +239,66 @@ def test_data_in_doubt_stay_as_they_came():
     assert max(sizes) > 1.5 * model.memory_size
 
 
-def test_a_drift_goes_on_until_the_evidence_is_against_it():
+def test_evidence_for_more_of_a_drift_is_counted_in_full():
     zero = torch.zeros(()).double()
-    drifts, many = zero == 0, 20
     gain = torch.zeros(len(POWERS) + 1).double()
     gain[2], gain[3], gain[0] = 0.5, 0.2, -8.0  # less than is not counted otherwise
-    step = judgement_of(gain, gain, many)
+    step = judgement_of(gain, gain, num_data=20)
+    assert 0.5 < SLACK * 20
     start = torch.zeros_like(gain)
-    start[2] = math.log(1e3)
-    assert 0.5 < SLACK * many
-    still = decide(step, start, 1e-3)
-    assert float(still.power) == 1 and not still.drifts
-    doubt, state = start, drifts
-    for _ in range(20):
-        power, alarm, doubt, state = decide(step, doubt, 1e-3, state)
-        assert float(power) == POWERS[2] and bool(state) and not alarm
-    over = step._replace(gain=-gain.abs(), capped=-gain.abs())
+    still = decide(step, start, 1e-3, NO_DRIFT)
+    assert float(still.power) == 1 and not still.drift.goes_on
+    doubt, drift = start, Drift(zero + 1000, zero)
     powers = []
     for _ in range(20):
-        power, alarm, doubt, state = decide(over, doubt, 1e-3, state)
+        power, alarm, doubt, drift = decide(step, doubt, 1e-3, drift)
         powers.append(float(power))
-    assert powers[-1] == 1 and not state and not alarm
-    unheard = decide(step._replace(explained=zero), doubt, 1e-3, drifts)
-    assert float(unheard.power) == 1 and unheard.drifts  # nothing was heard of it
+        assert not alarm and bool(drift.goes_on)
+    assert powers[0] == 1 and powers[-1] == POWERS[2]
+    unheard = decide(step._replace(explained=zero), start, 1e-3, drift)
+    assert float(unheard.power) > POWERS[2]  # nothing was heard of it
     other = step._replace(gain=gain + 0, capped=gain + 0)
     other.gain[0] = other.capped[0] = 20.0
-    assert decide(other, doubt, 1e-3, drifts).alarm  # a drift may end in a change
+    assert decide(other, doubt, 1e-3, drift).alarm  # a drift may end in a change
+
+
+def test_a_drift_limits_what_is_kept_and_ends_without_a_sign():
+    gain = torch.zeros(len(POWERS) + 1).double()
+    step = judgement_of(gain, gain, num_data=20, num_old=100.0)
+    zero = torch.zeros(()).double()
+    doubt, drift, kept = torch.zeros_like(gain), Drift(zero + 200, zero), []
+    while bool(drift.goes_on):
+        power, alarm, doubt, drift = decide(step, doubt, 1e-3, drift)
+        assert not alarm
+        kept.append(100 * float(power))
+    assert kept[0] == pytest.approx(SHARE * 200 + REGAINED * 20)
+    assert kept[1] - kept[0] == pytest.approx(REGAINED * 20)
+    assert kept[-1] == 100  # all of what there is
+    assert len(kept) == pytest.approx((1 - SHARE) * 200 / (REGAINED * 20), abs=1.01)
+
+
+def test_a_drift_that_is_noticed_says_how_much_to_keep():
+    gain = torch.zeros(len(POWERS) + 1).double()
+    gain[3] = 8.0  # for half of the past
+    step = judgement_of(gain, gain, num_data=20, num_old=100.0)
+    power, alarm, doubt, drift = decide(step, torch.zeros_like(gain), 1e-3, NO_DRIFT)
+    assert not alarm and float(drift.noticed) == 120 and not doubt.any()
+    assert 100 * float(power) == pytest.approx(SHARE * 120)
+
+
+def test_a_beginning_has_to_explain_more_than_the_drift():
+    zero = torch.zeros(()).double()
+    gain = torch.zeros(len(POWERS) + 1).double()
+    gain[0], gain[1] = 9.0, 9.5
+    doubt, drift = torch.zeros_like(gain), Drift(zero + 200, zero)
+    for _ in range(10):
+        step = judgement_of(gain, gain, num_data=20)
+        power, alarm, doubt, drift = decide(step, doubt, 1e-3, drift)
+        assert not alarm and float(power) <= POWERS[1]
+    assert float(doubt.max()) <= math.log(1e3) + 1e-9
+    gain[0] = 20.0
+    power, alarm, doubt, drift = decide(judgement_of(gain, gain), doubt, 1e-3, drift)
+    assert alarm and float(power) <= POWERS[1]  # should it lose, the drift goes on
 
 
 def test_labels_that_arrive_class_by_class_are_no_change():

@@ -17,6 +17,7 @@ from gpytorch.likelihoods import (
 
 from torch_ssgp import MultiOutputGP, StreamingGP, exceptions
 from torch_ssgp.update import UpdateOptions, initialization
+from torch_ssgp.update.drift import Drift
 from torch_ssgp.update.forgetting import POWERS, Judgement, decide, judge
 
 THREE = torch.Size([3])
@@ -221,9 +222,13 @@ def test_doubt_waits_for_the_next_reading():
         nothing[:, 0] > 0,
         explained=torch.tensor([1.0, 0.0]),
         num_followed=torch.zeros(2),
+        num_old=torch.ones(2),
+        num_new=torch.ones(2),
         leaves_enough=nothing == 0,
     )
-    _, alarm, doubt, _ = decide(judgement, loud, 1e-3)
+    _, alarm, doubt, _ = decide(
+        judgement, loud, 1e-3, Drift(torch.zeros(2), torch.zeros(2))
+    )
     assert alarm.tolist() == [True, False]
     assert (doubt[1] == 50).all() and (doubt[0] < 50).all()
 

@@ -119,7 +119,8 @@ def _memory_with(
         "loss": memory.loss.expand(batch),
         "lost": memory.lost.expand(batch),
         "doubt": memory.doubt.expand(*batch, -1),
-        "drifts": memory.drifts.expand(batch),
+        "noticed": memory.noticed.expand(batch),
+        "since_noticed": memory.since_noticed.expand(batch),
         **no_base(past.rho),
     }
 

@@ -121,7 +121,8 @@ class Memory(Buffers):
             power of forgetting; see :mod:`torch_ssgp.update.forgetting`.
         doubted: ``()``, data that came since there is a doubt.
         waiting: ``()``, data until a new beginning may be tried again.
-        drifts: ``(*batch,)``, whether the stream drifts: its past fades.
+        noticed: ``(*batch,)``, data that it took to notice a drift; zero without one.
+        since_noticed: ``(*batch,)``, data that came after it.
         base_key: ``()``, names the model that a branch continues, see
             :func:`torch_ssgp.branch`; zero where the memory is no branch. What that
             model knew is kept apart from what was added, and never mixed with it:
@@ -153,7 +154,8 @@ class Memory(Buffers):
         "doubt": "q",
         "doubted": "",
         "waiting": "",
-        "drifts": "",
+        "noticed": "",
+        "since_noticed": "",
         "base_key": "",
         "base_rows": "",
         "base_raw": "",
@@ -184,11 +186,12 @@ class Memory(Buffers):
             "doubt": torch.zeros(*batch_shape, 0),
             "doubted": torch.zeros(()),
             "waiting": torch.zeros(()),
+            "noticed": torch.zeros(batch_shape),
+            "since_noticed": torch.zeros(batch_shape),
         }
         for name, value in empty.items():
             self.register_buffer(name, value.double())
         self.register_buffer("shared_noise", torch.tensor(False))
-        self.register_buffer("drifts", torch.zeros(batch_shape, dtype=torch.bool))
         for name, value in no_base(self.offset).items():
             self.register_buffer(name, value)
 
@@ -203,7 +206,9 @@ class Memory(Buffers):
             nothing = torch.zeros_like(state_dict[prefix + "doubted"])
             state_dict.setdefault(prefix + "waiting", nothing)
             offset = state_dict[prefix + "offset"]
-            state_dict.setdefault(prefix + "drifts", torch.zeros_like(offset) > 0)
+            for name in ("noticed", "since_noticed"):
+                state_dict.setdefault(prefix + name, torch.zeros_like(offset))
+            state_dict.pop(prefix + "drifts", None)
             for name, value in no_base(offset).items():
                 state_dict.setdefault(prefix + name, value)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
@@ -353,7 +358,8 @@ def memory_of(summary: dict[str, Tensor]) -> dict[str, Tensor]:
         "doubt": past.rho.new_zeros(*past.rho.shape, 0),
         "doubted": torch.zeros_like(past.n),
         "waiting": torch.zeros_like(past.n),
-        "drifts": torch.zeros_like(past.rho) > 0,
+        "noticed": torch.zeros_like(past.rho),
+        "since_noticed": torch.zeros_like(past.rho),
         **no_base(past.rho),
     }
 

@@ -215,7 +215,8 @@ def _count(result: StreamingGP, lead: StreamingGP) -> None:
         doubt=old.doubt[..., :0],
         doubted=torch.zeros_like(old.doubted),
         waiting=torch.zeros_like(old.waiting),
-        drifts=torch.zeros_like(old.drifts),
+        noticed=torch.zeros_like(old.noticed),
+        since_noticed=torch.zeros_like(old.since_noticed),
     )
 
 

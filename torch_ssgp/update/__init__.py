@@ -14,6 +14,7 @@
 ``options.py``               its options: defaults and checks
 ``result.py``                what it reports: ``UpdateResult``, ``Status``
 ``forgetting.py``            what the evidence of new data says about the past
+``drift.py``                 how much of a drifting stream is kept, and how long
 ``clock.py``                 inputs that move on, past the inducing points
 ``witnesses.py``             data that bear no witness of a change
 ``trial.py``                 one function for all data, or a new one

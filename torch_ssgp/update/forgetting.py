@@ -34,8 +34,9 @@ A model at the edge of what it has seen may be overconfident, which looks like a
 So an alarm alone discards nothing. Both explanations are learned, one function for all
 data and a new one for the new data, and their evidence decides (see ``trial.py``). If
 the first wins, a power of the past may still predict better with what was learned: the
-stream drifts. Powers near 1 need no such trial. A stream that drifts keeps drifting, at
-every update, while that is more likely than not.
+stream drifts. Powers near 1 need no such trial. What a stream that drifts keeps is
+limited from then on (see ``drift.py``). Evidence for less is then judged as between
+equals: it has to be likelier than not.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ from torch_ssgp.points import evenly
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.appending import Recalled, recall_at
 from torch_ssgp.update.clock import Clock, outgrown
+from torch_ssgp.update.drift import Drift
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Limits
@@ -94,6 +96,8 @@ class Judgement(NamedTuple):
         explained: ``(*batch,)``, share of their prior variance that was known before;
             zero for a stream without a reading.
         num_followed: ``(*batch,)``, data about which the past says much.
+        num_old: ``(*batch,)``, data of the past.
+        num_new: ``(*batch,)``, new data.
         leaves_enough: ``(*batch, q)``, which powers leave more data than there are
             hyperparameters: else nothing could be learned.
     """
@@ -105,6 +109,8 @@ class Judgement(NamedTuple):
     is_refuted: Tensor
     explained: Tensor
     num_followed: Tensor
+    num_old: Tensor
+    num_new: Tensor
     leaves_enough: Tensor
 
     @property
@@ -154,6 +160,8 @@ def judge(
     form, seen = form_of(prior.kernel), data.seen
     recalled = recalled or recall_at(summary, prior.mean, form, data.x, jitter)
     _, rows, A_f, k_ff, m_f, _, _ = recalled
+    num_new = data.num_data
+    num_new = torch.as_tensor(num_new, dtype=data.y.dtype, device=data.y.device)
     if data.y.size(-1) > 1:
         keep, _ = first_of_each(data.x)  # copies of an input are one witness
         keep = keep[evenly(keep.unsqueeze(-1), min(MAX_DATA, len(keep)))]
@@ -251,6 +259,7 @@ def judge(
     # Again no datum alone: an outlier is nothing to learn from.
     excess = misfit.clamp_max(5.0)
     against = excess.where(followed, 0).sum(-1) / (2 * num_followed).sqrt()
+    num_old = summary.num_data.to(y).expand(num_followed.shape)
     return Judgement(
         gain=gain.sum(-1),
         capped=capped.clamp_max(OUTLIER).sum(-1),
@@ -259,8 +268,10 @@ def judge(
         is_refuted=against > SURPRISING,
         explained=explained.sum(-1) / count,
         num_followed=num_followed,
+        num_old=num_old,
+        num_new=num_new.expand(num_followed.shape),
         leaves_enough=_leave_enough(
-            summary.num_data.to(y).expand(num_followed.shape),
+            num_old,
             count,
             powers.squeeze(-1),
             sum(p.numel() for p in prior.parameters()) / num_followed.numel(),
@@ -289,66 +300,71 @@ class Verdict(NamedTuple):
         power: ``(*batch,)``, what its likelihood is to be raised to, if it is kept.
         alarm: ``(*batch,)``, which streams seem to begin anew.
         doubt: ``(*batch, q)``, evidence for a change after these data.
-        drifts: ``(*batch,)``, which streams drift.
+        drift: Which streams drift.
     """
 
     power: Tensor
     alarm: Tensor
     doubt: Tensor
-    drifts: Tensor
+    drift: Drift
 
 
-def decide(
-    judgement: Judgement, doubt: Tensor, odds: float, drifts: Tensor | None = None
-) -> Verdict:
+def decide(judgement: Judgement, doubt: Tensor, odds: float, drift: Drift) -> Verdict:
     """Add new evidence to the old, and see whether it suffices.
 
-    A stream that drifts goes on drifting until the evidence is against it. Evidence is
-    then counted in full: the steps of a drift are smaller than what a model that is not
-    quite right may lose, but all of one sign.
+    Evidence for more of a drift is counted in full: its steps are smaller than what a
+    model that is not quite right may lose, but all of one sign.
 
     Args:
         judgement: What new data say.
         doubt: ``(*batch, q)``, evidence so far, or of another size if there is none.
         odds: Prior odds of a change per update.
-        drifts: ``(*batch,)``, which streams have drifted so far; ``None``: none.
+        drift: Which streams have drifted so far.
     """
     if doubt.size(-1) != judgement.capped.size(-1):
         doubt = torch.zeros_like(judgement.capped)
-    if drifts is None:
-        drifts = torch.zeros_like(judgement.surprise, dtype=torch.bool)
     powers = torch.tensor([*POWERS, 0.0], dtype=doubt.dtype, device=doubt.device)
-    is_drift = (powers > 0) & (powers < 1)
+    within = drift.goes_on.unsqueeze(-1) & (powers > 0) & (powers < 1)
     # A scale is known where the function is not; no reading says nothing about either.
     is_heard = judgement.is_followed.unsqueeze(-1).expand(doubt.shape).clone()
     is_heard[..., -1] |= judgement.gain[..., -1] != 0
-    new = judgement.convincing
-    new = torch.where(drifts.unsqueeze(-1) & is_drift, judgement.capped, new)
-    doubt = torch.where(is_heard, (FADING * doubt + new).clamp_min(0), doubt)
-    # However long a drift was confirmed, it must be possible to see that it is over.
+    new = torch.where(within, judgement.capped, judgement.convincing)
+    # Within a drift powers compete with 1, and may be behind for a while.
+    floor = torch.where(within, -WITNESS, 0.0)
+    doubt = torch.where(is_heard, (FADING * doubt + new).maximum(floor), doubt)
+    # However long a drift was confirmed, it must be possible to see that it is over. A
+    # beginning has to explain more than the drift does.
     excess = (doubt[..., 1:-2].amax(-1, keepdim=True) + math.log(odds)).clamp_min(0)
-    excess = torch.where(drifts.unsqueeze(-1) & is_drift, excess, 0.0)
-    doubt = (doubt - excess).clamp_min(0)
+    excess = torch.where(drift.goes_on.unsqueeze(-1), excess, 0.0)
+    doubt = (doubt - excess).maximum(floor)
     # The cap is for the alarm; which power is the best, all that was gained decides.
     score = doubt + (judgement.gain - judgement.capped)
-    enough = torch.where(drifts.unsqueeze(-1) & is_drift, LIKELY, -math.log(odds))
+    enough = torch.where(within, LIKELY, -math.log(odds))
     is_heard &= judgement.leaves_enough
     score = torch.where(is_heard & (doubt > enough), score, -torch.inf)
-    best, index = score.max(-1)
-    power = torch.where(best > -torch.inf, powers.take(index), 1.0)
     # In a drift small powers are part of it; else they stand for a beginning.
-    alarm = torch.where(drifts, power == 0, power < ANEW)
-    power = torch.where(alarm, 1.0, power)
-    drifts = torch.where(judgement.is_followed, power < 1, drifts)
-    return Verdict(power, alarm, doubt, drifts)
+    is_fading = within | ((powers >= ANEW) & (powers < 1))
+    best, index = torch.where(is_fading, score, -torch.inf).max(-1)
+    begins = torch.where(is_fading | (powers == 1), -torch.inf, score).amax(-1)
+    alarm = (begins >= best) & (begins > -torch.inf)
+    power = torch.where(best > -torch.inf, powers.take(index), 1.0)
+    power = torch.where(alarm & ~drift.goes_on, 1.0, power)
+    num_old, num_new = judgement.num_old, judgement.num_new
+    drift = drift.go_on(num_new)
+    began = judgement.is_followed & (power < 1) & ~drift.goes_on
+    drift = drift.begin(judgement.is_followed & (power < 1), num_old + num_new)
+    doubt = torch.where(began.unsqueeze(-1), 0.0, doubt)
+    power = power.minimum(drift.horizon / num_old.clamp_min(1))
+    return Verdict(power, alarm, doubt, drift)
 
 
-def of_beginning(doubt: Tensor) -> Tensor:
+def of_beginning(doubt: Tensor, drift: Drift) -> Tensor:
     """``(*batch,)``, evidence that the stream has begun anew."""
     if doubt.size(-1) != len(POWERS) + 1:
         return doubt.new_zeros(doubt.shape[:-1])  # nothing is in doubt yet
-    count = sum(power < ANEW for power in POWERS)
-    return doubt[..., :count].amax(-1).maximum(doubt[..., -1])
+    small = doubt[..., : sum(power < ANEW for power in POWERS)].amax(-1)
+    small = torch.where(drift.goes_on, doubt[..., 0], small)
+    return small.maximum(doubt[..., -1])
 
 
 def fading(judgement: Judgement, doubt: Tensor, odds: float) -> Tensor:
@@ -373,29 +389,13 @@ def fading(judgement: Judgement, doubt: Tensor, odds: float) -> Tensor:
     return torch.where(is_heard, powers.take(index), 1.0)
 
 
-def after_fading(doubt: Tensor, began: Tensor) -> Tensor:
-    """Evidence that is left where a drift has begun.
-
-    As much as makes a witness: the data to come have to confirm it. That the stream
-    has begun anew is another question, and open again.
-
-    Args:
-        doubt: ``(*batch, q)``, evidence for a change.
-        began: ``(*batch,)``, which streams have begun to drift.
-    """
-    excess = (doubt[..., 1:-2].amax(-1, keepdim=True) - WITNESS).clamp_min(0)
-    left = (doubt - excess).clamp_min(0)
-    left[..., 0] = left[..., -1] = 0.0
-    return torch.where(began.unsqueeze(-1), left, doubt)
-
-
 class Judged(NamedTuple):
     """What new data say about the past, and what follows from it.
 
     Attributes:
         power: One number or ``(*batch,)``, what the past is to be raised to.
         alarm: ``(*batch,)``, which streams seem to begin anew.
-        drifts: ``(*batch,)``, which streams drift.
+        drift: Which streams drift.
         doubt: ``(*batch, q)``, evidence for a change so far.
         doubted: Data that came since there is a doubt, the new ones included.
         waiting: Data until a new beginning may be tried again.
@@ -407,7 +407,7 @@ class Judged(NamedTuple):
 
     power: float | Tensor
     alarm: Tensor
-    drifts: Tensor
+    drift: Drift
     doubt: Tensor
     doubted: float
     waiting: float
@@ -423,7 +423,7 @@ class Judged(NamedTuple):
         """Predict the new data, and decide."""
         memory, y = known.memory, data.y
         nothing = y.new_zeros(y.shape[:-1])
-        none, drifts = nothing > 0, memory.drifts.expand(nothing.shape)
+        none, drift = nothing > 0, Drift.of(memory, nothing)
         is_auto = options.forgets_by_evidence
         if options.forget is None and int(memory.base_key):
             is_auto = False  # a branch keeps what is to be merged
@@ -441,7 +441,7 @@ class Judged(NamedTuple):
                 judgement = judge(
                     known.frozen, known.summary, data, limits.jitter, powers, recalled
                 )
-        kept = cls(power, none, drifts, memory.doubt.to(y), 0.0, 0.0, nothing, none)
+        kept = cls(power, none, drift, memory.doubt.to(y), 0.0, 0.0, nothing, none)
         if judgement is None:
             return kept
         surprise, is_surprising = judgement.surprise, judgement.is_surprising
@@ -451,9 +451,8 @@ class Judged(NamedTuple):
         if not is_auto:
             return kept
         odds, doubt = options.change_odds, kept.doubt
-        is_old = bool((of_beginning(doubt) > WITNESS).any())  # doubt of before
-        drifted = drifts
-        power, alarm, doubt, drifts = decide(judgement, doubt, odds, drifts)
+        is_old = bool((of_beginning(doubt, drift) > WITNESS).any())  # doubt of before
+        power, alarm, doubt, drift = decide(judgement, doubt, odds, drift)
         if options.num_steps:
             # No power explains data of another scale: let learning try both.
             is_refuted = judgement.is_refuted & judgement.is_followed
@@ -461,16 +460,17 @@ class Judged(NamedTuple):
         doubted = is_old * float(memory.doubted) + y.size(-1)
         if likelihoods.takes_labels(known.prior.likelihood):
             is_told = has_all_classes(memory, data, int(doubted))
-            alarm, drifts = alarm & is_told, drifts & is_told
+            alarm, drift = alarm & is_told, drift.end(~is_told)
             power = torch.where(is_told, power, 1.0)
         waiting = max(float(memory.waiting) - y.size(-1), 0.0)
         if waiting:
             # A beginning lost against the past, which may only fade.
             faded = fading(judgement, doubt, odds)
-            power = torch.where(alarm & ~drifts, faded, power)
-            drifts, alarm = power < 1, none
-            is_surprising = none
-        doubt = after_fading(doubt, drifts & ~drifted & ~alarm)
+            begins = alarm & ~drift.goes_on & (faded < 1)
+            power = torch.where(begins, faded, power)
+            drift = drift.begin(begins, judgement.num_old + judgement.num_new)
+            doubt = torch.where(begins.unsqueeze(-1), 0.0, doubt)
+            alarm = is_surprising = none
         clock = None
         if not bool((alarm | (power < 1)).any()):
             power = 1.0
@@ -478,7 +478,7 @@ class Judged(NamedTuple):
         return kept._replace(
             power=power,
             alarm=alarm,
-            drifts=drifts,
+            drift=drift,
             doubt=doubt,
             doubted=doubted,
             waiting=waiting,
@@ -489,5 +489,5 @@ class Judged(NamedTuple):
     @property
     def is_doubtful(self) -> bool:
         """Whether to wait for more witnesses before anything is learned."""
-        is_doubtful = (of_beginning(self.doubt) > WITNESS) & ~self.drifts
-        return bool(is_doubtful.any())
+        is_doubtful = of_beginning(self.doubt, self.drift) > WITNESS
+        return bool((is_doubtful & ~self.drift.goes_on).any())

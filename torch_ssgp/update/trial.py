@@ -22,7 +22,7 @@ from torch_ssgp import functional as fn
 from torch_ssgp.memory import Data
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.ascent import maximize
-from torch_ssgp.update.forgetting import Judged, after_fading, fading, judge
+from torch_ssgp.update.forgetting import Judged, Judgement, fading, judge
 from torch_ssgp.update.objective import Objective, Prior
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Learned, Limits
@@ -61,7 +61,7 @@ def update_with(
     else:
         begin = judged._replace(
             power=torch.where(alarm, 0.0, kept),
-            drifts=judged.drifts & ~alarm,
+            drift=judged.drift.end(alarm),
             doubt=torch.where(alarm.unsqueeze(-1), 0.0, judged.doubt),
             doubted=0.0,
             waiting=0.0,
@@ -76,12 +76,7 @@ def update_with(
         )
         if bool(change.any()):
             # A new noise alone is no new function: what still predicts stays.
-            first = together.num_raw - apart.pending
-            since = together.data.narrow(first, together.data.y.size(-1) - first)
-            past = summary_of_past(
-                together, joint._replace(prior=split.prior), apart.pending
-            )
-            again = judge(split.prior, past, since, limits.jitter)
+            again = judge_since(together, joint, split.prior, judged)
             change = change & ~again.is_helped if again is not None else change
         if bool((change == alarm).all()):
             return split
@@ -89,7 +84,7 @@ def update_with(
         return fade(together, joint, calm)
     settled = judged._replace(
         power=torch.where(change, 0.0, kept),
-        drifts=judged.drifts & ~change,
+        drift=judged.drift.end(change),
         doubt=torch.where(change.unsqueeze(-1), 0.0, judged.doubt),
     )
     mixed = Update(known, data, options, limits, settled, must_learn=True)
@@ -130,19 +125,36 @@ def fade(together: Update, joint: Learned, judged: Judged) -> Learned:
         judged: What the data say about the past, calmed.
     """
     known, data, options, limits = together.arguments
-    judgement = judge(
-        joint.prior, summary_of_past(together, joint), data, limits.jitter
-    )
+    judgement = judge_since(together, joint, joint.prior, judged)
     if judgement is None:
         return joint
     power = fading(judgement, judged.doubt, options.change_odds)
     if bool((power >= torch.as_tensor(judged.power)).all()):
         return joint
-    drifts = judged.drifts | (power < 1)
-    doubt = after_fading(judged.doubt, drifts & ~judged.drifts)
-    faded = judged._replace(power=power, drifts=drifts, doubt=doubt)
+    begins = power < 1
+    drift = judged.drift.begin(begins, judgement.num_old + judgement.num_new)
+    doubt = torch.where(begins.unsqueeze(-1), 0.0, judged.doubt)
+    faded = judged._replace(power=power, drift=drift, doubt=doubt)
     silent = replace(options, callback=None, progress=False)
     return Update(known, data, silent, limits, faded, must_learn=True).run()
+
+
+def judge_since(
+    together: Update, joint: Learned, prior: Prior, judged: Judged
+) -> Judgement | None:
+    """What all data since the doubt say about the past before it.
+
+    Args:
+        together: The update that learned from all data.
+        joint: What it learned.
+        prior: Hyperparameters to judge with.
+        judged: What was judged before.
+    """
+    pending = together.num_pending(judged)
+    first = together.num_raw - pending
+    since = together.data.narrow(first, together.data.y.size(-1) - first)
+    past = summary_of_past(together, joint._replace(prior=prior), pending)
+    return judge(prior, past, since, together.limits.jitter)
 
 
 def evidence_of_past(together: Update, num_pending: int) -> Tensor:
@@ -169,7 +181,7 @@ def evidence_of_past(together: Update, num_pending: int) -> Tensor:
 
 @torch.no_grad()
 def summary_of_past(
-    together: Update, learned: Learned, num_pending: int = 0
+    together: Update, learned: Learned, num_pending: int
 ) -> PosteriorSummary:
     """What the past alone says, with hyperparameters learned from new data too.
 
