@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import gpytorch
 import pytest
@@ -17,7 +18,9 @@ from torch_ssgp import StreamingGP
 from workbench import baselines
 from workbench.baselines import (
     BatchSGPR,
+    Careful,
     Method,
+    PaperForm,
     Streaming,
     WindowedGP,
     WindowedSGPR,
@@ -49,7 +52,8 @@ def batches(x: Tensor, y: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
 
 METHODS: dict[str, Callable[[], Method]] = {
     "streaming": lambda: Streaming(2, 15, num_steps=20),
-    "streaming, paper": lambda: Streaming(2, 15, num_steps=20, share_noise=False),
+    "the paper's form": lambda: PaperForm(2, 15, num_steps=20),
+    "streaming, care": lambda: Careful(2, 15, num_batches=3, num_steps=20),
     "windowed GP": lambda: WindowedGP(2, window=50, num_steps=5, first_steps=10),
     "windowed SGPR": lambda: WindowedSGPR(2, 15, window=50, num_steps=20),
     "SVI": lambda: SVI(2, lr=0.02, z=wave(15, 2, seed=1)[0], num_steps=20),
@@ -106,6 +110,58 @@ def test_streaming_is_the_model_with_its_defaults() -> None:
     mean, variance = method.predict(grid())
     assert_close(mean, expected.mean)
     assert_close(variance, expected.variance)
+
+
+def test_predictions_from_memory_are_those_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method = Streaming(1, 8, num_steps=5)
+    for batch in batches(*wave(60), 30):
+        method.update(*batch)
+    expected = method.model.predict(grid(), from_memory=True)
+    monkeypatch.setattr(baselines, "CHUNK", 7)
+    mean, variance = method.predict_from_memory(grid())
+    assert_close(mean, expected.mean)
+    assert_close(variance, expected.variance)
+    assert not torch.equal(mean, method.predict(grid())[0])
+
+
+def asked(
+    method: Streaming, num: int, monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, Any]]:
+    """The options of ``num`` updates."""
+    options: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        method.model, "update", lambda x, y, **given: options.append(given)
+    )
+    for _ in range(num):
+        method.update(*wave(5))
+    return options
+
+
+def test_the_papers_form_keeps_the_past_at_its_inducing_points() -> None:
+    paper, ours = PaperForm(1, 12).model, Streaming(1, 12).model
+    assert paper.memory_size == paper.num_inducing == ours.num_inducing == 12
+    assert ours.memory_size > ours.num_inducing
+    assert not paper.share_noise and ours.share_noise
+    assert PaperForm(1, 12, share_noise=True).model.share_noise
+
+
+def test_the_papers_form_learns_from_every_batch_and_forgets_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"num_steps": 9, "forget": 1.0, "learn_hyperparameters": True}
+    assert asked(PaperForm(1, 5, num_steps=9), 3, monkeypatch) == [options] * 3
+    assert asked(Streaming(1, 5, num_steps=9), 3, monkeypatch) == [{"num_steps": 9}] * 3
+
+
+def test_only_the_last_batch_is_learned_from_with_care(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method = Careful(1, 5, num_batches=3, num_steps=9, last_steps=99)
+    last = {"num_steps": 99, "learn_hyperparameters": True}
+    plain = {"num_steps": 9}
+    assert asked(method, 3, monkeypatch) == [plain, plain, last]
 
 
 def test_batch_ends_at_an_optimum_of_the_model() -> None:

@@ -24,7 +24,7 @@ from torch_ssgp import StreamingGP, compression, settings
 from torch_ssgp.compression import choose_points, first_of_each, recent_half
 from torch_ssgp.exceptions import ArgumentError, BudgetWarning
 from torch_ssgp.functional import PseudoObservations
-from torch_ssgp.memory import Rows
+from torch_ssgp.memory import Memory, Rows
 from torch_ssgp.points import ALIKE, least_missed
 
 SIZES = {"M": 1, "2M": 2, "larger than the stream": 100}
@@ -544,3 +544,14 @@ def test_data_are_counted_whatever_the_points_they_are_kept_at():
     zero = x.new_zeros(())
     past = PseudoObservations(weights, x[:, 0], zero, zero + 9)
     assert float(recent_half(Rows(z, past), 0, 1).past.n) == pytest.approx(5, abs=0.5)
+
+
+def test_a_state_of_a_stream_that_drifts_in_an_older_form_loads():
+    """It said that a stream drifts, not since when: the evidence may say so again."""
+    memory = Memory(torch.Size([2]))
+    state = memory.state_dict()
+    for name in ("noticed", "since_noticed"):
+        del state[name]
+    state["drifts"] = torch.tensor([True, False])
+    memory.load_state_dict(state)
+    assert not memory.noticed.any() and memory.noticed.shape == (2,)

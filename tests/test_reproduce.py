@@ -66,6 +66,10 @@ def test_all_quick_leaves_files_pictures_and_a_page(
         picture = (out / f"{name}.png").read_bytes()
         assert picture.startswith(PNG) and len(picture) > 10_000, name
 
+    cells = cells_of(out / "timeseries.json")
+    remembers = [key for key, row in cells.items() if "memory RMSE" in row]
+    assert remembers == [key for key in cells if "; streaming; " in key] != []
+
     reproduce.main(["report", "--out", str(out)])
     page = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
     for name in names:
@@ -339,6 +343,107 @@ def test_a_baseline_dominates_if_it_is_faster_and_better() -> None:
     assert contest_page.frontier_sentence(every) == "Our method was not run."
 
 
+def test_the_papers_form_is_a_baseline_and_a_careful_last_batch_is_none() -> None:
+    contest = {
+        "streaming": end(10, 0.5),
+        "the paper's form": end(9, 0.4),
+        "streaming, last batch with care": end(8, 0.3),
+        "windowed GP": end(7, 0.45),
+        "SVI 0.1": end(6, 0.35),
+    }
+    ahead = verdicts.dominators(contest, "RMSE")
+    assert ahead == ["the paper's form", "windowed GP", "SVI 0.1"]
+    # Nor are ours rivals of the paper's form.
+    assert verdicts.dominators(contest, "RMSE", verdicts.PAPER) == ["SVI 0.1"]
+    assert [row["seconds"] for row in verdicts.frontier(contest, "RMSE")] == [6, 8]
+
+
+def test_every_form_of_streaming_is_run_in_the_same_settings() -> None:
+    for name in ("timeseries", "terrain"):
+        keys = [cell.key for cell in EXPERIMENTS[name](Settings())]
+        of = {
+            form: [
+                key.replace(f"; {form};", ";") for key in keys if f"; {form};" in key
+            ]
+            for form in (verdicts.OURS, verdicts.PAPER, verdicts.CARE)
+        }
+        assert of[verdicts.OURS] == of[verdicts.PAPER] == of[verdicts.CARE] != []
+
+
+def form_contests() -> verdicts.Contests:
+    """Two settings with all forms, one of an older run, one without batch SGPR."""
+    memory = {"memory RMSE": 1.04, "memory MLL": 0.0}
+    noise = {"hyperparameters": {"noise": 1e-4}}
+    whole = {
+        "streaming": end(1, 1.2, **memory, **noise),
+        "the paper's form": end(1, 3.0, **noise),
+        "streaming, last batch with care": end(1, 1.05, **noise),
+        "batch SGPR": end(1, 1.0),
+    }
+    old = {"streaming": end(1, 1.0, **noise), "batch SGPR": end(1, 1.0)}
+    # A careful last batch that helps nothing.
+    other = {**whole, "streaming, last batch with care": end(1, 1.1, **noise)}
+    alone = {"streaming": end(1, 1.0, **memory, **noise)}
+    kinds = {100: whole, 200: other, 300: old, 400: alone}
+    return {Setting("audio", m, 1500): contest for m, contest in kinds.items()}
+
+
+def test_forms_of_streaming_are_shown_as_far_as_they_were_run() -> None:
+    lines = contest_page.form_table(form_contests()).splitlines()
+    forms = "streaming | streaming, from memory | streaming, last batch with care | "
+    assert lines[0] == f"| data | M | batches of | {forms}the paper's form |"
+    assert lines[2:] == [
+        "| audio | 100 | 1,500 | 1.200 | 1.040 | 1.050 | 3.000 |",
+        "| audio | 200 | 1,500 | 1.200 | 1.040 | 1.100 | 3.000 |",
+        "| audio | 300 | 1,500 | 1.000 | – | – | – |",
+        "| audio | 400 | 1,500 | – | – | – | – |",
+    ]
+
+
+def test_forms_near_the_batch_model_are_counted_where_both_were_run() -> None:
+    every = form_contests()
+    assert contest_page.form_sentence(every) == (
+        "At most 1.05 times the RMSE of batch SGPR: streaming in 1 of 3 settings; "
+        "streaming, from memory in 2 of 2 settings; streaming, last batch with care in "
+        "1 of 2 settings; the paper's form in 0 of 2 settings."
+    )
+    reason = contest_page.compare_reasons(every)[0]
+    assert "falls short of batch SGPR, in RMSE or MLL, in 2 of 3 settings" in reason
+    assert reason.endswith(
+        "ours meets both limits with predictions from memory in 2 of 2 settings and "
+        "with a careful last batch in 1 of 2 settings."
+    )
+    alone = {Setting("audio", 400, 1500): {"streaming": end(1, 1.0)}}
+    assert contest_page.form_sentence(alone) == ""
+
+
+def test_both_forms_are_told_beside_the_batch_model() -> None:
+    every = form_contests()
+    assert contest_page.paper_sentence(every) == (
+        "RMSE / batch is 1.2 for ours and 3 for the paper's form. Against the paper's "
+        "form, ours has a lower RMSE in 2 of 2 settings, and a higher MLL in 0 of 2 "
+        "settings."
+    )
+    first, *_, last = contest_page.verdict_table(every).splitlines()[2:]
+    assert "| 1.200, missed by 0.150 | +0.000, met | 3.000 |" in first
+    assert "| – | – | – |" in last
+
+
+def test_a_batch_model_behind_ours_is_no_ceiling() -> None:
+    noise = {"hyperparameters": {"noise": 1e-4}}
+    batch = end(1, 1.0, 0.0)
+    # The second is no better in MLL, as where errors are far below the noise.
+    every = {
+        Setting("audio", m, 300): {"streaming": ours, "batch SGPR": batch}
+        for m, ours in {
+            100: end(1, 0.9, 0.06, **noise),
+            200: end(1, 0.5, 0.01, **noise),
+        }.items()
+    }
+    (reason,) = [text for text in contest_page.compare_reasons(every) if "no c" in text]
+    assert reason.startswith("Batch SGPR is no ceiling in 1 of 2 settings")
+
+
 def test_equal_is_not_better() -> None:
     contest = {"streaming": end(10, 0.5, 1.0), "windowed GP": end(9, 0.5, 1.0)}
     assert not verdicts.dominators(contest, "RMSE")
@@ -417,6 +522,26 @@ def test_windowed_models_are_beaten_only_if_both_are() -> None:
     assert verdicts.beats_windows(every, "MLL") == [False]
     del contest["windowed SGPR"]
     assert verdicts.beats_windows(every, "RMSE") == []
+
+
+@pytest.mark.parametrize(
+    ("rmse", "mll", "verdict"),
+    [(0.5, 0.8, "As"), (0.5, 1.2, "Not as"), (0.65, 0.8, "Not as")],
+)
+def test_the_claim_on_the_terrain_is_judged_in_the_papers_form(
+    rmse: float, mll: float, verdict: str
+) -> None:
+    methods = {
+        "the paper's form": end(10, rmse, mll),
+        "windowed GP": end(10, 0.6, 1.1),
+        "windowed SGPR": end(10, 0.7, 0.9),
+    }
+    cells = {
+        f"terrain; {method}; M=400; batches of 750": row
+        for method, row in methods.items()
+    }
+    text = contest_page.terrain_differences(cells)
+    assert f"- {verdict} in the paper, the paper's form has a lower RMSE" in text
 
 
 def test_a_difference_is_clear_beyond_students_interval() -> None:
@@ -518,7 +643,8 @@ def made(key: str, name: str) -> Row:
         panel |= {"online_bound": x, "batch_bound": x}
         return {"grid": [0, 1, 2], "panels": [panel]}
     converged = False if "batch" in key else None
-    return end(x, x, -x, converged=converged, hyperparameters={"noise": 0.01})
+    row = end(x, x, -x, converged=converged, hyperparameters={"noise": 0.01})
+    return {**row, "memory RMSE": x, "memory MLL": -x} if "; streaming;" in key else row
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

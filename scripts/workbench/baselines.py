@@ -4,7 +4,9 @@ All of them share the model: a smooth kernel with a lengthscale per input, a con
 mean and Gaussian noise, set from the first batch by the same search. All of them carry
 what they learned over from batch to batch. They differ in what they remember:
 
-* :class:`Streaming` a summary at inducing points, which are free to move,
+* :class:`Streaming` a summary at the points of a memory, finer than the model,
+* :class:`Careful` the same; it learns more from the last batch,
+* :class:`PaperForm` a summary at the inducing points themselves,
 * :class:`WindowedGP` the last points, without an approximation,
 * :class:`WindowedSGPR` the last points, at inducing points,
 * :class:`BatchSGPR` all data at once: the ceiling,
@@ -132,8 +134,11 @@ class Streaming(Baseline):
         num_inducing: Largest number of inducing points.
         num_steps: Steps of each update.
         alpha: 0 for the variational bound, up to 1 for Power-EP.
-        share_noise: One noise for past and new data; ``False`` is the paper's form.
+        share_noise: One noise for past and new data.
+        memory_size: Points of the memory; ``None`` for the default.
     """
+
+    OPTIONS: dict[str, Any] = {}  # of every update
 
     def __init__(
         self,
@@ -143,11 +148,13 @@ class Streaming(Baseline):
         num_steps: int = 100,
         alpha: float = 0.0,
         share_noise: bool = True,
+        memory_size: int | None = None,
     ) -> None:
         self.num_steps = num_steps
         self.model = StreamingGP(
             new_kernel(num_dims),
             num_inducing=num_inducing,
+            memory_size=memory_size,
             alpha=alpha,
             share_noise=share_noise,
         ).double()
@@ -155,7 +162,86 @@ class Streaming(Baseline):
     def update(self, x: Tensor, y: Tensor) -> None:
         """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
         with small_budget():
-            self.model.update(x, y, num_steps=self.num_steps)
+            self.model.update(x, y, num_steps=self.num_steps, **self.OPTIONS)
+
+    @torch.no_grad()
+    def predict_from_memory(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``predict``, from all points of the memory."""
+        parts = [self.model.predict(part, from_memory=True) for part in x.split(CHUNK)]
+        mean = torch.cat([part.mean for part in parts])
+        return mean, torch.cat([part.variance for part in parts])
+
+
+class Careful(Streaming):
+    """Streaming inference that learns from the last batch until nothing is left.
+
+    Updates of a stream that learns often stop early, since the next one goes on. The
+    last one has no next one.
+
+    Args:
+        num_dims: Number of inputs.
+        num_inducing: Largest number of inducing points.
+        num_batches: How many updates there will be.
+        num_steps: Steps of each update but the last.
+        last_steps: Steps of the last update.
+    """
+
+    def __init__(
+        self,
+        num_dims: int,
+        num_inducing: int,
+        *,
+        num_batches: int,
+        num_steps: int = 100,
+        last_steps: int = 300,
+    ) -> None:
+        super().__init__(num_dims, num_inducing, num_steps=num_steps)
+        self.num_left, self.last_steps = num_batches, last_steps
+
+    def update(self, x: Tensor, y: Tensor) -> None:
+        """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
+        self.num_left -= 1
+        if self.num_left > 0:
+            super().update(x, y)
+            return
+        with small_budget():
+            self.model.update(
+                x, y, num_steps=self.last_steps, learn_hyperparameters=True
+            )
+
+
+class PaperForm(Streaming):
+    """The past at the inducing points themselves, each batch with its own noise.
+
+    Every batch is learned from, and nothing is forgotten.
+
+    Args:
+        num_dims: Number of inputs.
+        num_inducing: Largest number of inducing points.
+        num_steps: Steps of each update.
+        alpha: 0 for the variational bound, up to 1 for Power-EP.
+        share_noise: One noise for past and new data: ours, on top of the paper's.
+    """
+
+    OPTIONS = {"forget": 1.0, "learn_hyperparameters": True}
+
+    def __init__(
+        self,
+        num_dims: int,
+        num_inducing: int,
+        *,
+        num_steps: int = 100,
+        alpha: float = 0.0,
+        share_noise: bool = False,
+    ) -> None:
+        super().__init__(
+            num_dims,
+            num_inducing,
+            num_steps=num_steps,
+            alpha=alpha,
+            share_noise=share_noise,
+            memory_size=num_inducing,
+        )
 
 
 class _Window:

@@ -98,8 +98,11 @@ def alpha_measured(cells: Cells) -> str:
     return paragraphs(
         "Mean ± standard error over random halves of the series. The MLL over the "
         "stream is its mean over batches; gaps are those between neighbouring "
-        "inducing points at the end. Rows with only a number use the paper's form. "
-        "In the last row all data share one noise, the default here.",
+        "inducing points at the end. All rows are the paper's form: the past is kept "
+        "at the inducing points themselves (`memory_size=num_inducing`), every batch "
+        "is learned from, and nothing is forgotten. In rows with only a number each "
+        "batch keeps its own noise. In the last row all data share one noise, the "
+        "default here.",
         markdown(rows),
         order_sentence(paper_forms(cells)),
         clump_sentence(paper_forms(cells)),
@@ -217,8 +220,8 @@ def _no_clumps(forms: dict[str, Splits]) -> str:
     if any(over(splits, clumped).mean > 0.01 for splits in forms.values()):
         return ""
     return (
-        "No clumps at any α: new inducing points are a greedy choice among the data, "
-        "old points do not move, and points too close to be told apart are merged."
+        "No clumps at any α: inducing points start from a greedy choice among old "
+        "points and new data, and points too close to be told apart are merged."
     )
 
 

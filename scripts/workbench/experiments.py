@@ -20,7 +20,13 @@ from torch import Tensor
 
 from torch_ssgp import StreamingGP
 from workbench import streams
-from workbench.baselines import BatchSGPR, Streaming, normal_scores, small_budget
+from workbench.baselines import (
+    BatchSGPR,
+    PaperForm,
+    Streaming,
+    normal_scores,
+    small_budget,
+)
 from workbench.cells import SEEDS, Cell, Settings, num_seeds, some_of
 from workbench.contests import (
     BUDGETS,
@@ -110,7 +116,7 @@ def alpha(alpha: float, share_noise: bool, split: int, quick: bool) -> Row:
     stream = streams.pseudo_periodic(
         **(size if quick else {"first": 1000, "batch": 500}), split=split
     )
-    method = Streaming(
+    method = PaperForm(
         1,
         num_inducing=30 if quick else 100,
         alpha=alpha,

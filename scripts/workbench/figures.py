@@ -18,7 +18,9 @@ from workbench.cells import some_of
 from workbench.results import Row
 from workbench.verdicts import (
     BATCH,
+    CARE,
     OURS,
+    PAPER,
     SVI,
     Cells,
     alpha_forms,
@@ -33,6 +35,8 @@ from workbench.verdicts import (
 
 COLOURS = {
     OURS: "C3",
+    PAPER: "C9",
+    CARE: "C6",
     "windowed GP": "C0",
     "windowed SGPR": "C2",
     SVI: "C1",
@@ -40,7 +44,7 @@ COLOURS = {
     BATCH: "0.35",
 }
 # Stars where two methods end in the same place: the small one is on the large one.
-STARS = {"windowed SGPR": 15, "online conditioning": 8}  # others 12
+STARS = {"windowed SGPR": 15, "online conditioning": 8, CARE: 8}  # others 12
 # Forms of alpha: no two of the same colour, line or marker beside each other.
 LOOKS = [
     {"color": colour, "ls": line, "marker": marker}
@@ -311,8 +315,10 @@ def _race(ax: Any, contest: Cells, score: str) -> None:
             ax.axhline(row[score], color=colour, ls=":", lw=1.2)
             ax.plot(row["seconds"], row[score], "x", color=colour, ms=7, mew=1.5)
             continue
-        seconds = [r["seconds"] for r in row["trace"]]
-        scores = [r[score] for r in row["trace"]]
+        # Up to its last batch, care is ours.
+        drawn = row["trace"][-2:] if method == CARE else row["trace"]
+        seconds = [r["seconds"] for r in drawn]
+        scores = [r[score] for r in drawn]
         ours = method == OURS
         ax.plot(
             seconds,

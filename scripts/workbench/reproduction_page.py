@@ -158,7 +158,13 @@ Seconds are CPU time on one thread, for training and testing on all batches so f
 methods have the same kernel. Batch SGPR starts with all data. The others start from the
 same search on the first batch, and carry over what they learned from batch to batch:
 
-- streaming: this library with its default policy;
+- streaming: this library with its default policy and its default memory, which is finer
+  than the model; "from memory" are predictions from all points of that memory;
+- streaming, last batch with care: the same, but it always learns from the last batch,
+  with more steps ([why](guides/points.md));
+- the paper's form: this library as the paper has it. The past is kept at the inducing
+  points themselves, each batch keeps its own noise, every batch is learned from, and
+  nothing is forgotten. It counts as a baseline;
 - windowed GP: an exact GP on the last points;
 - windowed SGPR: collapsed sparse regression on the last points, with the same code;
 - SVI: stochastic variational inference at learning rates {rates}; tables show the rate
@@ -167,15 +173,16 @@ same search on the first batch, and carry over what they learned from batch to b
 - online conditioning: GPyTorch's `get_fantasy_model`, with hyperparameters from the
   first batch and two fixes, without which it is far worse: q is optimal, and
   predictions use the mean from conditioning (see `scripts/workbench/uncollapsed.py`);
-- batch SGPR: all data at once, the ceiling.
+- batch SGPR: all data at once; what streams are measured against.
 
 Their budgets:
 
 {budgets}"""
 
 BUDGET_LINES = {
-    "steps": "Adam steps per batch: streaming, windowed SGPR; first batch of online "
-    "conditioning",
+    "steps": "Adam steps per batch: streaming, the paper's form, windowed SGPR; first "
+    "batch of online conditioning",
+    "last_steps": "Adam steps of the last batch: streaming, last batch with care",
     "gp_first_steps": "L-BFGS steps, first batch: windowed GP",
     "gp_steps": "L-BFGS steps per later batch: windowed GP",
     "svi_steps": "Adam steps per batch: SVI",
@@ -203,7 +210,8 @@ def budget_table(found: dict[str, Results]) -> str:
         {
             "at most": title,
             **{
-                name: f"{budget[field]:,}" if budget[field] else "–"
+                # Files of older runs do not have all of them.
+                name: f"{budget[field]:,}" if budget.get(field) else "–"
                 for name, budget in budgets.items()
             },
         }

@@ -18,8 +18,10 @@ from workbench.results import Row
 Cells = dict[str, Row]
 
 OURS, BATCH, SVI = "streaming", "batch SGPR", "SVI"
+PAPER, CARE = "the paper's form", "streaming, last batch with care"
+FROM_MEMORY = "streaming, from memory"
 WINDOWED = ("windowed GP", "windowed SGPR")
-METHODS = (OURS, *WINDOWED, SVI, "online conditioning", BATCH)
+METHODS = (OURS, PAPER, CARE, *WINDOWED, SVI, "online conditioning", BATCH)
 SCORES = ("RMSE", "MLL")
 
 RATIO, MARGIN = 1.05, 0.05  # how near the batch model is near: in RMSE, in MLL
@@ -123,20 +125,22 @@ def frontier(contest: Cells, score: str) -> list[Row]:
     return kept
 
 
-def dominators(contest: Cells, score: str) -> list[str]:
+def dominators(contest: Cells, score: str, form: str = OURS) -> list[str]:
     """Baselines that end both faster and better than ours.
 
-    The batch model is none of them: it has to wait for the last datum.
+    The batch model is none of them: it has to wait for the last datum. Nor is ours with
+    another last batch. The paper's form is one.
 
     Args:
         contest: Results by method, ours among them.
         score: ``RMSE`` or ``MLL``.
+        form: Whose; the paper's form has no rival in ours.
     """
-    ours = contest[OURS]
+    ours = contest[form]
     return [
         method
         for method, row in contest.items()
-        if method not in (OURS, BATCH)
+        if method not in (form, OURS, CARE, BATCH)
         and row["seconds"] < ours["seconds"]
         and merit(row, score) > merit(ours, score)
     ]
@@ -157,6 +161,11 @@ class Gap(NamedTuple):
     def near(self) -> tuple[bool, bool]:
         """Whether RMSE and MLL are as near the batch model as they should be."""
         return self.ratio <= RATIO, self.difference >= -MARGIN
+
+    @property
+    def beyond(self) -> bool:
+        """Whether the row is better by both, and by more than what counts as near."""
+        return self.ratio < 1 / RATIO and self.difference > MARGIN
 
 
 def gap(row: Row, other: Row | None) -> Gap:
@@ -181,12 +190,42 @@ def with_methods(every: Contests, *methods: str) -> Contests:
     }
 
 
-def beats_windows(every: Contests, score: str) -> list[bool]:
+def beats_windows(every: Contests, score: str, form: str = OURS) -> list[bool]:
     """Whether ours is better than both windowed models, setting by setting."""
     return [
-        all(merit(contest[OURS], score) > merit(contest[m], score) for m in WINDOWED)
-        for contest in with_methods(every, OURS, *WINDOWED).values()
+        all(merit(contest[form], score) > merit(contest[m], score) for m in WINDOWED)
+        for contest in with_methods(every, form, *WINDOWED).values()
     ]
+
+
+def stream_forms(contest: Cells) -> dict[str, Row | None]:
+    """The rows of every form of streaming, ``None`` where it was not run.
+
+    What the memory of ours predicts is in the row of ours; older files have none of it.
+    """
+    ours = contest.get(OURS)
+    has_memory = ours is not None and "memory RMSE" in ours
+    memory = {score: ours[f"memory {score}"] for score in SCORES} if has_memory else {}
+    return {
+        OURS: ours,
+        FROM_MEMORY: {**ours, **memory} if has_memory else None,
+        CARE: contest.get(CARE),
+        PAPER: contest.get(PAPER),
+    }
+
+
+def beside_batch(every: Contests) -> dict[str, dict[Setting, tuple[Row, Gap]]]:
+    """Rows of each form and their gaps to the batch model, where both were run."""
+    ran = with_methods(every, BATCH)
+    forms = {setting: stream_forms(contest) for setting, contest in ran.items()}
+    return {
+        form: {
+            setting: (row, gap(row, ran[setting][BATCH]))
+            for setting, rows in forms.items()
+            if (row := rows[form]) is not None
+        }
+        for form in (OURS, FROM_MEMORY, CARE, PAPER)
+    }
 
 
 # ------------------------------------------------------------------------------ alpha

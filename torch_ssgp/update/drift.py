@@ -31,6 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_ssgp.buffers import stored
 from torch_ssgp.memory import Memory
 
 SHARE = 0.2  # of the data that it took to notice a drift: what is kept beside new ones
@@ -53,6 +54,10 @@ class Drift(NamedTuple):
         """As remembered, in the shape and dtype of a tensor."""
         noticed, since = memory.noticed, memory.since_noticed
         return cls(noticed.to(like).expand_as(like), since.to(like).expand_as(like))
+
+    def buffers(self) -> dict[str, Tensor]:
+        """As a memory keeps it."""
+        return {"noticed": stored(self.noticed), "since_noticed": stored(self.since)}
 
     @property
     def goes_on(self) -> Tensor:

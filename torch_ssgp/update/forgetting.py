@@ -161,7 +161,6 @@ def judge(
     recalled = recalled or recall_at(summary, prior.mean, form, data.x, jitter)
     _, rows, A_f, k_ff, m_f, _, _ = recalled
     num_new = data.num_data
-    num_new = torch.as_tensor(num_new, dtype=data.y.dtype, device=data.y.device)
     if data.y.size(-1) > 1:
         keep, _ = first_of_each(data.x)  # copies of an input are one witness
         keep = keep[evenly(keep.unsqueeze(-1), min(MAX_DATA, len(keep)))]
@@ -269,7 +268,7 @@ def judge(
         explained=explained.sum(-1) / count,
         num_followed=num_followed,
         num_old=num_old,
-        num_new=num_new.expand(num_followed.shape),
+        num_new=torch.zeros_like(num_old) + num_new,
         leaves_enough=_leave_enough(
             num_old,
             count,

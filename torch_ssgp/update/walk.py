@@ -148,8 +148,7 @@ class Update:
             "doubt": stored(judged.doubt),
             "doubted": torch.full_like(started_at, judged.doubted),
             "waiting": torch.full_like(started_at, judged.waiting),
-            "noticed": stored(judged.drift.noticed),
-            "since_noticed": stored(judged.drift.since),
+            **judged.drift.buffers(),
         }
         power = torch.as_tensor(judged.power, dtype=learned.bound.dtype)
         if judged.clock is not None:
