@@ -87,7 +87,9 @@ def page() -> str:
         ablation_section(),
         loop_section(read(DATA / "loop.json")),
         core_section(*(read(DATA / f"{name}.json") for name in ("core", "choice"))),
-        policies_section(*(read(DATA / f"{n}.json") for n in ("policies", "gap"))),
+        policies_section(
+            *(read(DATA / f"{name}.json") for name in ("policies", "memory", "gap"))
+        ),
         bayesopt_section(read(DATA / "bayesopt.json")),
         *(bench_scale.section(DATA / f"{n}.json") for n in ("merge", "distributed")),
     ]
@@ -210,17 +212,16 @@ def core_section(core: Contents, choice: Contents) -> str:
     )
 
 
-def policies_section(file: Contents, gap: Contents) -> str:
+def policies_section(file: Contents, memory: Contents, gap: Contents) -> str:
     """Ways to choose inducing points."""
-    places = bench_policies.sections(file.rows, gap)
+    places = bench_policies.sections(file.rows, memory.rows, gap)
     return paragraphs(
         "## Inducing points",
         f"Written by `scripts/benchmark.py policies` ({made_with(file)}): the final "
         "result of each policy, compared with batch sparse regression of the same "
-        "size (all training data at once, all inducing points free, 50 steps of "
-        f"Adam and at most {places['steps']} of L-BFGS). `budget` is the number of "
-        "inducing points allowed, and `M` the number used in the end. Each seed is "
-        "another split or draw. For streams without either, the seeds perturb the "
+        "size. The batch models and the default policy are those of the first table. "
+        "`budget` is the number of inducing points allowed, and `M` the number used "
+        "in the end. Each seed is another split or draw. For streams without either, the seeds perturb the "
         "targets by 1e-12. Such a perturbation can flip a greedy choice, and if the "
         "budget is used up, the final results differ by far more. Lines with "
         "several seeds show medians and ranges. All streams:",
