@@ -221,10 +221,10 @@ def policies_section(file: Contents, memory: Contents, gap: Contents) -> str:
         "result of each policy, compared with batch sparse regression of the same "
         "size. The batch models and the default policy are those of the first table. "
         "`budget` is the number of inducing points allowed, and `M` the number used "
-        "in the end. Each seed is another split or draw. For streams without either, the seeds perturb the "
-        "targets by 1e-12. Such a perturbation can flip a greedy choice, and if the "
-        "budget is used up, the final results differ by far more. Lines with "
-        "several seeds show medians and ranges. All streams:",
+        "in the end. Each seed is another split or draw. For streams without either, "
+        "the seeds perturb the targets by 1e-12. Such a perturbation can flip a greedy "
+        "choice, and if the budget is used up, the final results differ by far more. "
+        "Lines with several seeds show medians and ranges. All streams:",
         places["ranking"],
         titled("Stream by stream:", places["policies"]),
         places["remarks"],
