@@ -402,11 +402,9 @@ def test_remarks_name_what_is_missing_and_what_went_wrong() -> None:
     assert "terrain OS and kin40k (batch SGPR, default, forget=1, last update" in text
     assert "bike" not in text and "plateau" not in text and "failed" not in text
     rows[0]["converged"], rows[1]["failure"] = False, "gone"
-    rows[2]["version"] = "2"
     text = tables.remarks(rows)
     assert "no plateau (seed): bike (0)." in text
-    assert "failed (seed): bike, default (0)." in text
-    assert text.endswith("Versions of torch_ssgp: 1 and 2.")
+    assert text.endswith("failed (seed): bike, default (0).")
 
 
 def test_sections_are_the_tables_and_do_not_clash_with_those_of_policies() -> None:

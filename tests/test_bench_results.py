@@ -40,6 +40,18 @@ def test_a_header_has_versions_threads_and_settings() -> None:
     assert all(header[name][0].isdigit() for name in ("torch_ssgp", "torch", "botorch"))
 
 
+def test_references_have_no_version() -> None:
+    rows = [
+        {"version": "1", "variant": "batch SGPR"},
+        {"version": "1", "method": "exact"},
+        {"version": "2", "method": "stream"},
+        {"method": "stream"},
+    ]
+    assert results.versions(results.Contents({"torch_ssgp": "3"}, rows)) == ["2", "3"]
+    apart = results.Contents({"torch_ssgp": "3"}, rows[:2])
+    assert results.versions(apart) == ["3"]
+
+
 @pytest.mark.parametrize("text", ['{"header": ', "[]", '{"header": {}}'])
 def test_a_file_without_results_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "toy.json"

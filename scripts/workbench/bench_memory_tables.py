@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch_ssgp.models import MEMORY
 from workbench.bench_cases import BATCH, CASES, not_run
-from workbench.pages import listed, markdown, median, reach
+from workbench.pages import markdown, median, reach
 from workbench.results import Row
 from workbench.verdicts import Gap, gap, median_gap
 
@@ -105,7 +105,6 @@ def table(rows: list[Row]) -> list[Row]:
         {
             "stream": name,
             "variant": variant,
-            "version": listed(sorted({run.row["version"] for run in runs})),
             "seeds": len(runs),
             "M": median([run.row["M"] for run in runs]),
             "R": median([run.row["R"] for run in runs]),
@@ -299,14 +298,12 @@ def remarks(rows: list[Row]) -> str:
         for row in rows
         if row["failure"]
     ]
-    versions = sorted({row["version"] for row in rows})
     return " ".join(
         f"{text}: {joined}."
         for text, joined in [
             ("Not run yet", not_run(rows, "variant", VARIANTS)),
             ("Batch models that are on no plateau (seed)", "; ".join(short)),
             ("Runs that failed (seed)", "; ".join(failed)),
-            ("Versions of torch_ssgp", listed(versions)),
         ]
         if joined
     )

@@ -47,7 +47,7 @@ from workbench import bench_bayesopt_tables as bayesopt_tables
 from workbench import bench_scale_tables as bench_scale
 from workbench import bench_streams_tables as stream_tables
 from workbench.common import DOCS, new_parser, positive
-from workbench.pages import listed, markdown, paragraphs, wrapped
+from workbench.pages import listed, made_with, markdown, paragraphs, wrapped
 from workbench.results import Contents, header, read, write
 
 COMMANDS = {"core": bench_core.core, "choice": bench_core.choice}
@@ -107,10 +107,10 @@ def memory_section(file: Contents) -> str:
     floor = places["memory_floor"]
     return paragraphs(
         "## Memory",
-        "Written by `scripts/benchmark.py memory`: streams with default settings, "
-        "compared with batch sparse regression with the same number of inducing "
-        "points (all training data at once, all inducing points free, L-BFGS to a "
-        "plateau). `R` is the size of the memory. Predictions come from the "
+        f"Written by `scripts/benchmark.py memory` ({made_with(file)}): streams with "
+        "default settings, compared with batch sparse regression with the same number "
+        "of inducing points (all training data at once, all inducing points free, "
+        "L-BFGS to a plateau; written apart from the package). `R` is the size of the memory. Predictions come from the "
         "inducing points, q(b), or from all points of the memory. An RMSE below "
         f"{floor} counts as {floor}, because the likelihood cannot have a smaller "
         "noise.",
@@ -246,13 +246,6 @@ def bayesopt_section(file: Contents) -> str:
         bayesopt_tables.sections(file.rows),
         bayesopt_tables.crossing(file.rows),
     )
-
-
-def made_with(file: Contents) -> str:
-    """The versions of the library that made the rows of a file."""
-    default = file.header["torch_ssgp"]
-    versions = sorted({row.get("version", default) for row in file.rows})
-    return f"torch_ssgp {listed(versions)}"
 
 
 # ----------------------------------------------------------------------- the command

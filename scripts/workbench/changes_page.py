@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 
-from workbench.pages import bullets, listed, markdown, paragraphs, reach, wrapped
+from workbench.pages import (
+    bullets,
+    listed,
+    made_with,
+    markdown,
+    paragraphs,
+    reach,
+    wrapped,
+)
 from workbench.results import Contents, Row
 
 AUTO = "auto"
@@ -270,14 +278,12 @@ def more_seeds(rows: list[Row]) -> str:
 def page(file: Contents) -> str:
     """The page, from the file beside it."""
     rows, made = file.rows, file.header
-    versions = {row.get("version", made["torch_ssgp"]) for row in rows}
     table = streams(rows)
     return wrapped(
         paragraphs(
             "# Streams that change",
-            "Written by `scripts/benchmark.py changes` (torch_ssgp "
-            f"{listed(sorted(versions))}, river {made['river']}) from "
-            "`data/changes.json`.",
+            f"Written by `scripts/benchmark.py changes` ({made_with(file)}, river "
+            f"{made['river']}) from `data/changes.json`.",
             "## Forgetting: by the evidence, at a fixed rate, or all but a window"
             if table
             else "",

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.results import Row
+from workbench.results import LIBRARY, Contents, Row, versions
 
 
 def markdown(rows: Sequence[Row], hide: Sequence[str] = ()) -> str:
@@ -74,3 +74,8 @@ def paragraphs(*parts: str) -> str:
 def bullets(*parts: str) -> str:
     """Parts that are not empty, as a list."""
     return "\n".join(f"- {part}" for part in parts if part)
+
+
+def made_with(file: Contents) -> str:
+    """The library, and the versions of it that made the rows of a file."""
+    return f"{LIBRARY} {listed(versions(file))}"

@@ -88,6 +88,18 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
     return value
 
 
+# Rows that no code of the library makes: references, kept when its version changes.
+APART = {"batch SGPR", "exact", "exact refit", "random"}
+
+
+def versions(file: Contents) -> list[str]:
+    """The versions of the library that made the rows, references left out."""
+    default = file.header[LIBRARY]
+    rows = [row for row in file.rows if row.get("method") not in APART]
+    rows = [row for row in rows if row.get("variant") not in APART]
+    return sorted({row.get("version", default) for row in rows} or {default})
+
+
 class Table:
     """Rows with names in a file, which runs add to.
 
