@@ -110,10 +110,10 @@ def memory_section(file: Contents) -> str:
         f"Written by `scripts/benchmark.py memory` ({made_with(file)}): streams with "
         "default settings, compared with batch sparse regression with the same number "
         "of inducing points (all training data at once, all inducing points free, "
-        "L-BFGS to a plateau; written apart from the package). `R` is the size of the memory. Predictions come from the "
-        "inducing points, q(b), or from all points of the memory. An RMSE below "
-        f"{floor} counts as {floor}, because the likelihood cannot have a smaller "
-        "noise.",
+        "L-BFGS to a plateau; written apart from the package). `R` is the size of the "
+        "memory. Predictions come from the inducing points, q(b), or from all points "
+        f"of the memory. An RMSE below {floor} counts as {floor}, because the "
+        "likelihood cannot have a smaller noise.",
         titled("Targets for the defaults, in every seed:", places["memory_bars"]),
         titled("All runs:", places["memory_streams"]),
         titled("What a larger memory buys:", places["memory_sizes"]),
