@@ -78,6 +78,12 @@ def test_kernels_that_see_some_of_the_inputs_are_accepted(kernel):
     )
 
 
+def test_one_number_for_active_dims_is_named():
+    gp = StreamingGP(ScaleKernel(RBFKernel(active_dims=1)), num_inducing=5)
+    with pytest.raises(exceptions.ShapeError, match=r"Use active_dims=\[1\]"):
+        gp.update(torch.rand(8, 3), torch.rand(8), num_steps=0)
+
+
 @pytest.mark.parametrize("batch_shape", [(), (2,)])
 def test_the_shapes_in_an_error_are_those_that_came(batch_shape):
     x, y = torch.rand(8, 3), torch.rand(*batch_shape, 8)

@@ -291,7 +291,13 @@ def _check_values(
 
 
 def _check_ard(kernel: Kernel, num_dims: int) -> None:
-    seen = num_dims if kernel.active_dims is None else len(kernel.active_dims)
+    dims = kernel.active_dims
+    if dims is not None and dims.ndim == 0:
+        raise ShapeError(
+            f"{type(kernel).__name__} has active_dims={int(dims)}; expected a "
+            f"sequence. Use active_dims=[{int(dims)}]."
+        )
+    seen = num_dims if dims is None else len(dims)
     if kernel.ard_num_dims not in (None, seen):
         raise ShapeError(
             f"{type(kernel).__name__} has ard_num_dims={kernel.ard_num_dims}; its "

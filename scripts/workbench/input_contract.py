@@ -193,6 +193,7 @@ CONTRACT: dict[str, tuple[tuple[str, ...], list[str]]] = {
             "model.update(x, y, inducing_points=x.double())",
             "model.update(x, y, inducing_points=nan * x)",
             "StreamingGP(kernels.RBFKernel(ard_num_dims=3)).update(x, y)",
+            "StreamingGP(kernels.RBFKernel(active_dims=0)).update(x, y)",
             "StreamingGP(kernels.RFFKernel(5)).update(x, y)",
             "StreamingGP(kernels.RBFKernel(active_dims=[2])).update(x, y)",
             "StreamingGP(kernels.RBFKernelGrad()).update(x, y)",
