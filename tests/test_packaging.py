@@ -14,6 +14,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+
+import torch_ssgp
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "torch_ssgp"
@@ -82,9 +86,10 @@ def new_environment(folder: Path) -> Path:
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def install(python: Path, *arguments: str) -> None:
+def install(python: Path, *arguments: str, tools: Path | None = None) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pip", "--python", str(python), "install", *arguments],
+        env={**os.environ, "PYTHONPATH": str(tools)} if tools else None,
         capture_output=True,
         text=True,
     )
@@ -119,11 +124,24 @@ def test_the_wheel_of_the_sdist_is_the_wheel(
     assert contents(again) == contents(archives["wheel"])
 
 
-def test_the_wheel_works_in_an_empty_environment(
-    archives: dict[str, Path], tmp_path: Path
+def copy_of_setuptools(folder: Path) -> Path:
+    """A folder with nothing else in it, to build from source without an index."""
+    distribution = importlib.metadata.distribution("setuptools")
+    for name in {file.parts[0] for file in distribution.files or ()}:
+        path = Path(str(distribution.locate_file(name)))
+        if path.is_dir():
+            shutil.copytree(path, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_an_archive_works_in_an_empty_environment(
+    kind: str, archives: dict[str, Path], tmp_path: Path
 ) -> None:
     python = new_environment(tmp_path / "env")
-    install(python, "--no-deps", "--no-index", str(archives["wheel"]))
+    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
+    tools = copy_of_setuptools(tmp_path / "tools") if kind == "sdist" else None
+    install(python, *offline, str(archives[kind]), tools=tools)
     # What it needs is borrowed. This does not bring the package itself: that one is
     # installed editable, by a .pth file that only its own environment reads.
     borrowed = importlib.metadata.distribution("torch").locate_file("")
@@ -171,6 +189,31 @@ def test_citation_has_the_version_and_licence_of_setup_cfg() -> None:
     metadata = setup_cfg()["metadata"]
     for name in ("version", "license"):
         assert re.search(rf"^{name}: {re.escape(metadata[name])}$", text, re.MULTILINE)
+
+
+def test_citation_has_what_the_format_requires() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0" and citation["type"] == "software"
+    assert citation["title"] and citation["message"]
+    entries = [citation, *citation["references"]]
+    for author in (author for entry in entries for author in entry["authors"]):
+        assert author.keys() in ({"name"}, {"family-names", "given-names"})
+    for reference in citation["references"]:
+        assert reference["type"] and reference["title"]
+
+
+def test_the_last_release_of_the_changelog_is_the_version_of_setup_cfg() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    releases = re.findall(r"^## \[(\d[^\]]*)\] - \d{4}-\d\d-\d\d$", text, re.MULTILINE)
+    assert releases[0] == setup_cfg()["metadata"]["version"]
+
+
+def test_load_has_a_security_note() -> None:
+    page = (ROOT / "docs/guides/saving.md").read_text(encoding="utf-8")
+    (note,) = re.findall(r"^## Security\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    for words in ("`load` runs no code", "weights_only=True", "untrusted", "Pickles"):
+        assert words in note
+    assert "No code in the file is run" in (torch_ssgp.StreamingGP.load.__doc__ or "")
 
 
 def test_versions_in_the_readme_are_those_of_setup_cfg() -> None:
@@ -234,6 +277,53 @@ def test_constraints_pin_every_package_setup_cfg_names() -> None:
     constraints = (ROOT / "scripts/constraints.txt").read_text(encoding="utf-8")
     pinned = set(re.findall(r"^([\w-]+)==\S+$", constraints, re.MULTILINE))
     assert named - pinned == set()
+
+
+def test_constraints_keep_the_bounds_of_setup_cfg() -> None:
+    config = setup_cfg()
+    lists = [config["options"]["install_requires"]]
+    lists += config["options.extras_require"].values()
+    constraints = (ROOT / "scripts/constraints.txt").read_text(encoding="utf-8")
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", constraints, re.MULTILINE))
+    for line in filter(None, "\n".join(lists).splitlines()):
+        needed = Requirement(line)
+        if needed.name != "torch_ssgp":
+            assert needed.specifier.contains(pins[needed.name]), line
+
+
+PYTHONS = re.findall(r"Python :: (3\.\d+)", setup_cfg()["metadata"]["classifiers"])
+
+
+def interpreter(version: str) -> str | None:
+    """An interpreter of that version on this machine, be it pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = [str(path) for path in pyenv.glob(f"versions/{version}.*/bin/python")]
+    for candidate in filter(None, [shutil.which(f"python{version}"), *found]):
+        # The shims of pyenv are there for versions that are not.
+        asked = subprocess.run([candidate, "-V"], capture_output=True, text=True)
+        if asked.stdout.startswith(f"Python {version}."):
+            return candidate
+    return None
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_every_file_compiles_without_a_warning(version: str) -> None:
+    """Syntax only: what the package needs is installed for one Python."""
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"There is no Python {version} here.")
+    code = """
+import pathlib, sys
+for path in pathlib.Path(sys.argv[1]).rglob("*.py"):
+    compile(path.read_bytes(), path, "exec")
+"""
+    for folder in ("torch_ssgp", "examples", "scripts"):
+        done = subprocess.run(
+            [python, "-I", "-W", "error", "-c", code, str(ROOT / folder)],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
 
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))

@@ -19,6 +19,11 @@ BLOCK = re.compile(
 )
 TABLE = re.compile(r"^(=+)  +=+\n(.*?)^=+  +=+\n", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r":math:`([^`]+)`")
+TOKEN = re.compile(r"\\\||\\[a-zA-Z]+| [-+=] |.")
+# What the converter takes for a product of letters, and what it sets without spaces.
+WORD = re.compile(r"(?<![\\\w])(KL|old|new|past|rest|max)(?!\w)")
+LOG = re.compile(r"((?<=[\w}\]])\s+)?\\log\b(\s+(?!\())?")
+LONG = 60  # characters of a formula that does not fit into the line of a phone
 ROLE = re.compile(r":(?:class|func|meth|mod|attr|data|exc):`(~?)([\w.]+)`")
 
 
@@ -37,14 +42,37 @@ def table(match: re.Match[str]) -> str:
 
 def inline(match: re.Match[str]) -> str:
     """A formula within a line; Markdown takes one that begins a line for a block."""
-    return f"<span>{mathml(match[1], 'inline')}</span>"
+    parts = [mathml(part, "inline") for part in pieces(match[1])]
+    return f"<span>{'<wbr>'.join(parts)}</span>"
+
+
+def pieces(latex: str) -> list[str]:
+    """The parts of a long formula: a line may break after = + - outside of brackets."""
+    latex = " ".join(latex.split())
+    if len(latex) < LONG:
+        return [latex]
+    parts, depth, bars = [""], 0, 0
+    for token in TOKEN.findall(latex):
+        depth += (token in "([{") - (token in ")]}")
+        bars += depth == 0 and token in (r"\|", "|")
+        parts[-1] += token
+        if token in (" - ", " + ", " = ") and depth == 0 and bars % 2 == 0:
+            parts.append("")
+    return parts
 
 
 def mathml(latex: str, display: str) -> str:
     """A formula as MathML on one line."""
     # The converter knows \big by its sized forms only.
     latex = re.sub(r"\\([bB]igg?)(?![a-zA-Z])", r"\\\1l", latex)
+    latex = LOG.sub(spaced, WORD.sub(r"\\mathrm{\1}", latex))
     return " ".join(convert(latex, display=display).split())
+
+
+def spaced(match: re.Match[str]) -> str:
+    r"""A logarithm with the thin spaces that TeX puts around it."""
+    left, right = (r"\, " if space else "" for space in match.groups())
+    return rf"{left}\log {right}"
 
 
 def link(match: re.Match[str], place: Object) -> str:

@@ -16,6 +16,9 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
+CELL = re.compile(r"<td[^>]*>[^<]*</td>")
+ERROR = re.compile(r"(?<=\d) (±|to) (?=[-+−]?\d)")
+PICTURE = re.compile(r'<img [^>]*src="([^"]+)"[^>]*>')
 
 
 def moved(text: str) -> str:
@@ -42,3 +45,9 @@ def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
         return markdown
     code = (ROOT / "examples" / f"{path.stem}.py").read_text(encoding="utf-8")
     return f"{markdown}\n## Code\n\n```python\n{code}```\n"
+
+
+def on_page_content(html: str, **kwargs: Any) -> str:
+    """Keep numbers and their errors on one line; a tap on a picture shows it large."""
+    html = CELL.sub(lambda cell: ERROR.sub("\u00a0\\1\u00a0", cell[0]), html)
+    return PICTURE.sub(r'<a href="\1">\g<0></a>', html)
