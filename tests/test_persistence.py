@@ -234,6 +234,7 @@ def test_multioutput_states_load_whole_or_not_at_all() -> None:
 
 
 def test_surrogate_states_load_whole_or_not_at_all() -> None:
+    pytest.importorskip("botorch")
     surrogates = pytest.importorskip("torch_ssgp.surrogates")
 
     def surrogate(num_updates: int) -> Any:

@@ -65,10 +65,34 @@ class Drift(NamedTuple):
         return self.noticed > 0
 
     @property
+    def is_new(self) -> Tensor:
+        """``(*batch,)``, which streams were noticed to drift by the last data."""
+        return self.goes_on & (self.since == 0)
+
+    @property
     def horizon(self) -> Tensor:
         """``(*batch,)``, data of the past to keep."""
         kept = SHARE * self.noticed + REGAINED * self.since
         return torch.where(self.goes_on, kept, torch.inf)
+
+    def limit(self, power: Tensor, num_old: Tensor) -> Tensor:
+        """A power of the past that leaves no more than is to be kept.
+
+        Args:
+            power: ``(*batch,)``, what the evidence of new data asks for.
+            num_old: ``(*batch,)``, data of the past.
+        """
+        return power.minimum(self.horizon / num_old.clamp_min(1))
+
+    def where(self, condition: Tensor, other: Drift) -> Drift:
+        """This one in streams of which a condition holds, else another one.
+
+        Args:
+            condition: ``(*batch,)``.
+            other: What holds else.
+        """
+        pairs = zip(self, other, strict=True)
+        return Drift(*(torch.where(condition, mine, theirs) for mine, theirs in pairs))
 
     def go_on(self, num_new: Tensor) -> Drift:
         """So many data later; it is over where all is kept that had been.

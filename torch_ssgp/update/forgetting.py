@@ -78,6 +78,7 @@ MAX_DATA = 256  # new data that are looked at, evenly spread over the batch
 SURPRISING = 4.0  # standard deviations of the misfit that call for learning
 FOLLOWED = 0.5  # share of the variance of new data that is known where one follows
 LIKELY = math.log(2)  # nats for a drift that make it go on: it is likelier than not
+RESET = False
 FADING = 0.9  # what is left of old evidence for a drift after an update
 
 
@@ -349,11 +350,8 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float, drift: Drift) -> Ve
     power = torch.where(best > -torch.inf, powers.take(index), 1.0)
     power = torch.where(alarm & ~drift.goes_on, 1.0, power)
     num_old, num_new = judgement.num_old, judgement.num_new
-    drift = drift.go_on(num_new)
-    began = judgement.is_followed & (power < 1) & ~drift.goes_on
-    drift = drift.begin(judgement.is_followed & (power < 1), num_old + num_new)
-    doubt = torch.where(began.unsqueeze(-1), 0.0, doubt)
-    power = power.minimum(drift.horizon / num_old.clamp_min(1))
+    is_noticed = judgement.is_followed & (power < 1)
+    drift = drift.go_on(num_new).begin(is_noticed, num_old + num_new)
     return Verdict(power, alarm, doubt, drift)
 
 
@@ -426,6 +424,8 @@ class Judged(NamedTuple):
         is_auto = options.forgets_by_evidence
         if options.forget is None and int(memory.base_key):
             is_auto = False  # a branch keeps what is to be merged
+        if not is_auto:
+            drift = drift.end(~none)  # what is kept is no longer for it to say
         is_auto = is_auto and bears_witness(memory, data, known.summary.num_inducing)
         power: float | Tensor = options.power
         judgement = recalled = None
@@ -451,6 +451,7 @@ class Judged(NamedTuple):
             return kept
         odds, doubt = options.change_odds, kept.doubt
         is_old = bool((of_beginning(doubt, drift) > WITNESS).any())  # doubt of before
+        before = drift
         power, alarm, doubt, drift = decide(judgement, doubt, odds, drift)
         if options.num_steps:
             # No power explains data of another scale: let learning try both.
@@ -459,7 +460,7 @@ class Judged(NamedTuple):
         doubted = is_old * float(memory.doubted) + y.size(-1)
         if likelihoods.takes_labels(known.prior.likelihood):
             is_told = has_all_classes(memory, data, int(doubted))
-            alarm, drift = alarm & is_told, drift.end(~is_told)
+            alarm, drift = alarm & is_told, drift.where(is_told, before)
             power = torch.where(is_told, power, 1.0)
         waiting = max(float(memory.waiting) - y.size(-1), 0.0)
         if waiting:
@@ -468,12 +469,15 @@ class Judged(NamedTuple):
             begins = alarm & ~drift.goes_on & (faded < 1)
             power = torch.where(begins, faded, power)
             drift = drift.begin(begins, judgement.num_old + judgement.num_new)
-            doubt = torch.where(begins.unsqueeze(-1), 0.0, doubt)
             alarm = is_surprising = none
+        spent = drift.is_new if RESET else drift.is_new & ~before.goes_on
+        doubt = torch.where(spent.unsqueeze(-1), 0.0, doubt)
         clock = None
         if not bool((alarm | (power < 1)).any()):
-            power = 1.0
             clock = outgrown(known.frozen.kernel, memory, data, judgement.is_followed)
+        power = drift.limit(power, judgement.num_old)
+        if not bool((alarm | (power < 1)).any()):
+            power = 1.0
         return kept._replace(
             power=power,
             alarm=alarm,

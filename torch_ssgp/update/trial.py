@@ -129,11 +129,13 @@ def fade(together: Update, joint: Learned, judged: Judged) -> Learned:
     if judgement is None:
         return joint
     power = fading(judgement, judged.doubt, options.change_odds)
-    if bool((power >= torch.as_tensor(judged.power)).all()):
-        return joint
     begins = power < 1
+    if not bool(begins.any()):
+        return joint
     drift = judged.drift.begin(begins, judgement.num_old + judgement.num_new)
     doubt = torch.where(begins.unsqueeze(-1), 0.0, judged.doubt)
+    # The past was judged as far as it is kept.
+    power = torch.as_tensor(judged.power) * drift.limit(power, judgement.num_old)
     faded = judged._replace(power=power, drift=drift, doubt=doubt)
     silent = replace(options, callback=None, progress=False)
     return Update(known, data, silent, limits, faded, must_learn=True).run()
