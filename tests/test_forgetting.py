@@ -17,7 +17,7 @@ import oracles
 from torch_ssgp import StreamingGP, UpdateOptions, branch
 from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.memory import Data
-from torch_ssgp.update import ascent
+from torch_ssgp.update import ascent, forgetting, trial
 from torch_ssgp.update.clock import moved, outgrown, ticking
 from torch_ssgp.update.drift import REGAINED, SHARE, Drift
 from torch_ssgp.update.forgetting import (
@@ -28,6 +28,7 @@ from torch_ssgp.update.forgetting import (
     SLACK,
     WITNESS,
     Judgement,
+    Verdict,
     decide,
     fading,
     judge,
@@ -269,8 +270,8 @@ def test_a_drift_limits_what_is_kept_and_ends_without_a_sign():
     doubt, drift, kept = torch.zeros_like(gain), Drift(zero + 200, zero), []
     while bool(drift.goes_on):
         power, alarm, doubt, drift = decide(step, doubt, 1e-3, drift)
-        assert not alarm
-        kept.append(100 * float(power))
+        assert not alarm and power == 1
+        kept.append(100 * float(drift.limit(power, step.num_old)))
     assert kept[0] == pytest.approx(SHARE * 200 + REGAINED * 20)
     assert kept[1] - kept[0] == pytest.approx(REGAINED * 20)
     assert kept[-1] == 100  # all of what there is
@@ -281,9 +282,101 @@ def test_a_drift_that_is_noticed_says_how_much_to_keep():
     gain = torch.zeros(len(POWERS) + 1).double()
     gain[3] = 8.0  # for half of the past
     step = judgement_of(gain, gain, num_data=20, num_old=100.0)
-    power, alarm, doubt, drift = decide(step, torch.zeros_like(gain), 1e-3, NO_DRIFT)
-    assert not alarm and float(drift.noticed) == 120 and not doubt.any()
-    assert 100 * float(power) == pytest.approx(SHARE * 120)
+    power, alarm, _, drift = decide(step, torch.zeros_like(gain), 1e-3, NO_DRIFT)
+    assert not alarm and float(drift.noticed) == 120
+    limited = drift.limit(power, step.num_old)
+    assert 100 * float(limited) == pytest.approx(SHARE * 120)
+
+
+def drifting(noticed: float = 25.0) -> StreamingGP:
+    """A model of 80 data, said to drift."""
+    model = make()
+    for x, y in batches(torch.sin, 4, 20):
+        model.update(x, y, num_steps=STEPS)
+    zero = torch.zeros(()).double()
+    model.memory.replace(noticed=zero + noticed, since_noticed=zero)
+    return model
+
+
+@pytest.mark.parametrize("options", [{"forget": 1.0}, {"num_steps": 0}])
+def test_a_drift_is_over_where_the_evidence_is_not_asked(options):
+    """Else the next update that asks would drop what was kept on purpose."""
+    model = drifting()
+    x, y = next(batches(torch.sin, 1, 20, seed=1))
+    assert float(model.update(x, y, **{"num_steps": STEPS, **options}).forgot) == 1
+    assert float(model.memory.noticed) == 0
+    x, y = next(batches(torch.sin, 1, 20, seed=2))
+    assert float(model.update(x, y, num_steps=STEPS).forgot) == 1
+
+
+@pytest.mark.parametrize("noticed", [0.0, 1000.0])
+def test_evidence_is_spent_where_a_drift_is_noticed(noticed):
+    model = drifting(noticed)
+    doubt = torch.zeros(len(POWERS) + 1).double()
+    doubt[POWERS.index(0.8)] = 20.0
+    model.memory.replace(doubt=doubt)
+    x, y = next(batches(torch.sin, 1, 20, seed=1))
+    result = model.update(x, y, num_steps=STEPS)
+    assert float(result.forgot) == pytest.approx(SHARE * 100 / 80)
+    assert float(model.memory.noticed) == 100 and not model.memory.doubt.any()
+
+
+def test_labels_of_one_class_leave_a_drift_and_its_evidence_alone():
+    model = StreamingGP(
+        ScaleKernel(RBFKernel()), BernoulliLikelihood(), num_inducing=15
+    ).double()
+    for x, _ in batches(torch.sin, 4, 40):
+        model.update(x, (x[:, 0] > 3).double(), num_steps=STEPS)
+    zero = torch.zeros(()).double()
+    doubt = torch.zeros(len(POWERS) + 1).double()
+    doubt[4:9] = 9.0  # enough for a drift
+    one = torch.ones(1).double()
+    model.memory.replace(doubt=doubt)
+    model.update(3.5 * one, one, num_steps=STEPS)
+    assert float(model.memory.noticed) == 0
+    assert float(model.memory.doubt[4:9].min()) > 6
+    model.memory.replace(noticed=zero + 160, since_noticed=zero + 10, doubt=0 * doubt)
+    model.update(3.6 * one, one, num_steps=STEPS)
+    assert float(model.memory.noticed) == 160
+
+
+def test_a_stream_that_drifts_does_not_stop_the_clock():
+    model = make(num_inducing=12)
+    halved = 0
+    for i in range(90):
+        x = torch.full((1, 1), 0.3 * i).double()
+        result = model.update(x, torch.sin(x[:, 0]), num_steps=5)
+        if i == 45:
+            zero = torch.zeros(()).double()
+            model.memory.replace(noticed=zero + 200, since_noticed=zero)
+        halved += i > 45 and float(model.summary.inducing_points.amin()) > 0.3 * 20
+        assert 0 < float(result.forgot) <= 1
+    assert halved
+
+
+def test_what_a_trial_fades_is_on_top_of_what_a_drift_keeps(monkeypatch):
+    """In a batch, one stream fades after its trial while another one drifts."""
+    streams = torch.Size([2])
+    kernel = ScaleKernel(RBFKernel(batch_shape=streams), batch_shape=streams)
+    model = StreamingGP(kernel, num_inducing=20, batch_shape=streams).double()
+    for x, y in batches(torch.sin, 5, 20):
+        model.update(x, torch.stack([y, y]), num_steps=STEPS)
+    noticed = torch.tensor([150.0, 0.0]).double()
+    model.memory.replace(noticed=noticed, since_noticed=0 * noticed)
+
+    def alarmed(judgement, *arguments):
+        drift = Drift(noticed, 0 * noticed + 20)
+        return Verdict(torch.ones(2).double(), alarm, judgement.gain, drift)
+
+    alarm = torch.tensor([False, True])
+    monkeypatch.setattr(forgetting, "decide", alarmed)
+    faded = torch.tensor([1.0, 0.5]).double()
+    monkeypatch.setattr(trial, "fading", lambda *_: faded)
+    x, y = next(batches(torch.sin, 1, 20, seed=1))
+    result = model.update(x, torch.stack([y, y]), num_steps=STEPS)
+    kept = SHARE * 150 + REGAINED * 20
+    assert float(result.forgot[0]) == pytest.approx(kept / 100)
+    assert float(result.forgot[1]) == pytest.approx(SHARE * 120 / 100)
 
 
 def test_a_beginning_has_to_explain_more_than_the_drift():

@@ -221,7 +221,7 @@ def test_doubt_waits_for_the_next_reading():
         nothing[:, 0] > 0,
         nothing[:, 0] > 0,
         explained=torch.tensor([1.0, 0.0]),
-        num_followed=torch.zeros(2),
+        num_followed=torch.ones(2),
         num_old=torch.ones(2),
         num_new=torch.ones(2),
         leaves_enough=nothing == 0,

@@ -137,7 +137,7 @@ KNOBS = (
     Knob("torch_ssgp.update.forgetting.ANEW", (0.1, 0.85), CHANGING),
     Knob("torch_ssgp.update.forgetting.OUTLIER", (2.3, 100.0), CHANGING),
     Knob("torch_ssgp.update.forgetting.WITNESS", (0.5, 6.0), CHANGING),
-    Knob("torch_ssgp.update.forgetting.FADING", (0.5, 1.0), CHANGING),
+    Knob("torch_ssgp.update.forgetting.FADING", (0.9, 1.0), CHANGING),
     Knob("torch_ssgp.update.forgetting.LIKELY", (0.0, 2.0), CHANGING),
     Knob("torch_ssgp.update.forgetting.SURPRISING", (2.0, 8.0), CHANGING),
     Knob("torch_ssgp.update.forgetting.FOLLOWED", (0.0, 0.9), (*CHANGING, *SENSOR)),

@@ -65,11 +65,6 @@ class Drift(NamedTuple):
         return self.noticed > 0
 
     @property
-    def is_new(self) -> Tensor:
-        """``(*batch,)``, which streams were noticed to drift by the last data."""
-        return self.goes_on & (self.since == 0)
-
-    @property
     def horizon(self) -> Tensor:
         """``(*batch,)``, data of the past to keep."""
         kept = SHARE * self.noticed + REGAINED * self.since

@@ -9,6 +9,7 @@ powers :math:`\lambda`, from 1 (nothing changed) to 0 (begin anew), in closed fo
 
 is summed over updates, and the sum starts again when it falls below zero: Page's test,
 one for each power. A sum above the log-odds against a change per update is an alarm.
+Old evidence fades with every datum, or that of a young model would last.
 
 What does not count as evidence:
 
@@ -77,9 +78,8 @@ WITNESS = 2.3  # nats of doubt that make data part of what may have begun
 MAX_DATA = 256  # new data that are looked at, evenly spread over the batch
 SURPRISING = 4.0  # standard deviations of the misfit that call for learning
 FOLLOWED = 0.5  # share of the variance of new data that is known where one follows
+FADING = 0.99  # what a new datum leaves of old evidence
 LIKELY = math.log(2)  # nats for a drift that make it go on: it is likelier than not
-RESET = False
-FADING = 0.9  # what is left of old evidence for a drift after an update
 
 
 class Judgement(NamedTuple):
@@ -331,7 +331,8 @@ def decide(judgement: Judgement, doubt: Tensor, odds: float, drift: Drift) -> Ve
     new = torch.where(within, judgement.capped, judgement.convincing)
     # Within a drift powers compete with 1, and may be behind for a while.
     floor = torch.where(within, -WITNESS, 0.0)
-    doubt = torch.where(is_heard, (FADING * doubt + new).maximum(floor), doubt)
+    left = (FADING**judgement.num_new).unsqueeze(-1)
+    doubt = torch.where(is_heard, (left * doubt + new).maximum(floor), doubt)
     # However long a drift was confirmed, it must be possible to see that it is over. A
     # beginning has to explain more than the drift does.
     excess = (doubt[..., 1:-2].amax(-1, keepdim=True) + math.log(odds)).clamp_min(0)
@@ -470,8 +471,8 @@ class Judged(NamedTuple):
             power = torch.where(begins, faded, power)
             drift = drift.begin(begins, judgement.num_old + judgement.num_new)
             alarm = is_surprising = none
-        spent = drift.is_new if RESET else drift.is_new & ~before.goes_on
-        doubt = torch.where(spent.unsqueeze(-1), 0.0, doubt)
+        is_spent = drift.goes_on & (drift.since == 0)  # what noticed it just now
+        doubt = torch.where(is_spent.unsqueeze(-1), 0.0, doubt)
         clock = None
         if not bool((alarm | (power < 1)).any()):
             clock = outgrown(known.frozen.kernel, memory, data, judgement.is_followed)
