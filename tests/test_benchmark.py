@@ -50,6 +50,19 @@ def test_batch_models_and_the_default_policy_are_those_of_the_memory() -> None:
     assert not set(bench_policies.POLICIES) & {BATCH, DEFAULT}
 
 
+def test_policies_are_ranked_on_the_streams_that_they_share() -> None:
+    rows = [
+        *(row(name, BATCH, 1.0, 1.0) for name in ("bike", "terrain")),
+        *(row(name, DEFAULT, 2.0, 0.0) for name in ("bike", "terrain")),
+        row("bike", "KeepOld", 3.0, 0.0),
+    ]
+    lines = bench_policies.ranking(bench_policies.table(rows))
+    assert [(line["policy"], line["streams"]) for line in lines] == [
+        (DEFAULT, 1),
+        ("KeepOld", 1),
+    ]
+
+
 def test_what_is_said_of_policies_is_what_the_table_shows() -> None:
     rows = [
         *(row(name, BATCH, 1.0, 1.0) for name in ("bike", "terrain")),

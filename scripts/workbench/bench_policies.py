@@ -185,7 +185,11 @@ def _median(runs: list[tuple[Row, Row]], key: str) -> float:
 
 
 def ranking(lines: list[Row]) -> list[Row]:
-    """Policies over all streams: how often close to batch, and how far off."""
+    """Policies over the streams that all were run on: how often close to batch."""
+    ran = {(line["stream"], line["policy"]) for line in lines}
+    found = {policy for _, policy in ran}
+    shared = [name for name in STREAMS if all((name, each) in ran for each in found)]
+    lines = [line for line in lines if line["stream"] in shared]
     result = []
     for policy in ALL:
         mine = [line for line in lines if line["policy"] == policy]

@@ -224,7 +224,8 @@ def policies_section(file: Contents, memory: Contents, gap: Contents) -> str:
         "in the end. Each seed is another split or draw. For streams without either, "
         "the seeds perturb the targets by 1e-12. Such a perturbation can flip a greedy "
         "choice, and if the budget is used up, the final results differ by far more. "
-        "Lines with several seeds show medians and ranges. All streams:",
+        "Lines with several seeds show medians and ranges. The streams on which all "
+        "policies were run:",
         places["ranking"],
         titled("Stream by stream:", places["policies"]),
         places["remarks"],
