@@ -142,7 +142,7 @@ KNOBS = (
     Knob("torch_ssgp.update.forgetting.SURPRISING", (2.0, 8.0), CHANGING),
     Knob("torch_ssgp.update.forgetting.FOLLOWED", (0.0, 0.9), (*CHANGING, *SENSOR)),
     Knob("torch_ssgp.update.drift.SHARE", (0.1, 0.4), CHANGING),
-    Knob("torch_ssgp.update.drift.REGAINED", (0.0, 0.3), CHANGING),
+    Knob("torch_ssgp.update.drift.REGAINED", (0.1, 1.0), CHANGING),
     Knob("torch_ssgp.update.clock.STARVED", (0.001, 0.1), OUTGROWN),
     Knob("torch_ssgp.update.clock.UNRELATED", (0.01, 0.5), OUTGROWN),
     Knob("torch_ssgp.update.clock.TICKS", (2, 20), OUTGROWN),

@@ -35,7 +35,7 @@ from torch_ssgp.buffers import stored
 from torch_ssgp.memory import Memory
 
 SHARE = 0.2  # of the data that it took to notice a drift: what is kept beside new ones
-REGAINED = 0.1  # of new data, by which more is kept again
+REGAINED = 0.3  # of new data, by which more is kept again
 
 
 class Drift(NamedTuple):
