@@ -159,7 +159,7 @@ def test_only_the_last_batch_is_learned_from_with_care(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     method = Careful(1, 5, num_batches=3, num_steps=9, last_steps=99)
-    last = {"num_steps": 99, "learn_hyperparameters": True}
+    last = {"num_steps": 99, "learn_hyperparameters": True, "optimizer": "lbfgs"}
     plain = {"num_steps": 9}
     assert asked(method, 3, monkeypatch) == [plain, plain, last]
 

@@ -214,7 +214,8 @@ def test_only_the_last_update_is_made_with_care(
     stream = Stream("", batches, torch.zeros(4, 1), torch.zeros(4), "")
     bench_memory.run_stream(stream, Budget(10, None), CARE)
     plain = {"forget": None}
-    assert model.asked == [plain, plain, {**plain, **bench_memory.CAREFUL}]
+    last = {"learn_hyperparameters": True, "optimizer": "lbfgs", "num_steps": 300}
+    assert model.asked == [plain, plain, {**plain, **last}]
     model.asked.clear()
     bench_memory.run_stream(stream, Budget(10, None), KEPT)
     assert model.asked == [{"forget": 1.0}] * 3

@@ -172,11 +172,15 @@ class Streaming(Baseline):
         return mean, torch.cat([part.variance for part in parts])
 
 
+# Options of an update with care: it stops early only on a plateau.
+CAREFUL: dict[str, Any] = {"learn_hyperparameters": True, "optimizer": "lbfgs"}
+
+
 class Careful(Streaming):
     """Streaming inference that learns from the last batch until nothing is left.
 
     Updates of a stream that learns often stop early, since the next one goes on. The
-    last one has no next one.
+    last one has no next one: it ends with L-BFGS, as the batch model does.
 
     Args:
         num_dims: Number of inputs.
@@ -205,9 +209,7 @@ class Careful(Streaming):
             super().update(x, y)
             return
         with small_budget():
-            self.model.update(
-                x, y, num_steps=self.last_steps, learn_hyperparameters=True
-            )
+            self.model.update(x, y, num_steps=self.last_steps, **CAREFUL)
 
 
 class PaperForm(Streaming):

@@ -16,7 +16,7 @@ before, and ``cpu_seconds_near`` says when: within 1.02 and 0.02 of its end.
 Ratios of errors take an RMSE below 0.01 for 0.01, the likelihood's smallest noise.
 
 The inner loop stops early in a stream that learns often. "Last update with care" lets
-the last one take 300 steps, until they gain next to nothing.
+the last one take 300 steps of L-BFGS, until they gain next to nothing.
 
 Does the memory pay, or would more inducing points do the same? R points of a memory
 store their rows (a triangle, taken as R x R), their inputs (R x d) and their targets
@@ -30,14 +30,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_ssgp import StreamingGP, UpdateResult
 from workbench import bench_cases
-from workbench.baselines import new_kernel
+from workbench.baselines import CAREFUL, new_kernel
 from workbench.batch_bound import MAX_STEPS, PLATEAU, batch_reference
 from workbench.bench_cases import BATCH, CASES
 from workbench.bench_memory_tables import (
@@ -93,8 +93,7 @@ def same_storage(num_inducing: int, memory_size: int, num_dims: int) -> int:
     return round((math.sqrt(c**2 + 4 * numbers) - c) / 2)
 
 
-# Options of an update with care: it stops early only on a plateau.
-CAREFUL: dict[str, Any] = {"learn_hyperparameters": True, "num_steps": 300}
+LAST_STEPS = 300  # of an update with care
 
 
 def run_stream(stream: Stream, budget: Budget, variant: str = DEFAULT) -> Row:
@@ -104,7 +103,8 @@ def run_stream(stream: Stream, budget: Budget, variant: str = DEFAULT) -> Row:
 
     def update(x: Tensor, y: Tensor) -> UpdateResult:
         is_last = len(forgot) == num_updates - 1
-        options = CAREFUL if variant == CARE and is_last else {}
+        with_care = variant == CARE and is_last
+        options = {**CAREFUL, "num_steps": LAST_STEPS} if with_care else {}
         result = model.update(x, y, forget=forget, **options)
         forgot.append(float(result.forgot))
         return result

@@ -14,7 +14,7 @@ from workbench.verdicts import Gap, gap, median_gap
 
 DEFAULT, STORAGE = "default", "no memory, same storage"
 KEPT = "forget=1"  # the default, but nothing is forgotten
-# The default, but the last update is thorough, see ``bench_memory.CAREFUL``.
+# The default, but the last update is thorough, see ``baselines.CAREFUL``.
 CARE = "last update with care"
 # Memory sizes in units of M, beside that of the default.
 SIZES: dict[str, float] = {"memory M": 1, "memory 1.5M": 1.5, "memory 3M": 3}

@@ -85,7 +85,7 @@ class Budget(NamedTuple):
         gp_first_steps: L-BFGS steps of the exact GP on the first batch.
         batch_first_steps: Adam steps of the batch model, before L-BFGS.
         max_points: Points that online conditioning does not exceed.
-        last_steps: Adam steps of the last batch of ours, where it is learned with care.
+        last_steps: L-BFGS steps of the last batch of ours, if learned with care.
     """
 
     steps: int
@@ -198,7 +198,7 @@ def compare(
         stream = Stream(stream.name, whole, stream.x_test, stream.y_test, stream.notes)
     runner = make(method, stream, num_inducing, budget)
     row = trace(runner, stream)
-    if method == "streaming":
+    if method.startswith("streaming"):
         row |= memory_scores(runner, stream)
     return {**row, "converged": getattr(runner, "converged", None)}
 

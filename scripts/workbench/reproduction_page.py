@@ -161,7 +161,7 @@ same search on the first batch, and carry over what they learned from batch to b
 - streaming: this library with its default policy and its default memory, which is finer
   than the model; "from memory" are predictions from all points of that memory;
 - streaming, last batch with care: the same, but it always learns from the last batch,
-  with more steps ([why](guides/points.md));
+  with more steps, of L-BFGS ([why](guides/points.md));
 - the paper's form: this library as the paper has it. The past is kept at the inducing
   points themselves, each batch keeps its own noise, every batch is learned from, and
   nothing is forgotten. It counts as a baseline;
@@ -182,7 +182,7 @@ Their budgets:
 BUDGET_LINES = {
     "steps": "Adam steps per batch: streaming, the paper's form, windowed SGPR; first "
     "batch of online conditioning",
-    "last_steps": "Adam steps of the last batch: streaming, last batch with care",
+    "last_steps": "L-BFGS steps of the last batch: streaming, last batch with care",
     "gp_first_steps": "L-BFGS steps, first batch: windowed GP",
     "gp_steps": "L-BFGS steps per later batch: windowed GP",
     "svi_steps": "Adam steps per batch: SVI",

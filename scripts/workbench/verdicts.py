@@ -19,8 +19,9 @@ Cells = dict[str, Row]
 
 OURS, BATCH, SVI = "streaming", "batch SGPR", "SVI"
 PAPER, CARE = "the paper's form", "streaming, last batch with care"
-FROM_MEMORY = "streaming, from memory"
+FROM_MEMORY, CARE_FROM_MEMORY = f"{OURS}, from memory", f"{CARE}, from memory"
 WINDOWED = ("windowed GP", "windowed SGPR")
+FORMS = (OURS, FROM_MEMORY, CARE, CARE_FROM_MEMORY, PAPER)
 METHODS = (OURS, PAPER, CARE, *WINDOWED, SVI, "online conditioning", BATCH)
 SCORES = ("RMSE", "MLL")
 
@@ -203,15 +204,21 @@ def stream_forms(contest: Cells) -> dict[str, Row | None]:
 
     What the memory of ours predicts is in the row of ours; older files have none of it.
     """
-    ours = contest.get(OURS)
-    has_memory = ours is not None and "memory RMSE" in ours
-    memory = {score: ours[f"memory {score}"] for score in SCORES} if has_memory else {}
+    ours, care = contest.get(OURS), contest.get(CARE)
     return {
         OURS: ours,
-        FROM_MEMORY: {**ours, **memory} if has_memory else None,
-        CARE: contest.get(CARE),
+        FROM_MEMORY: _from_memory(ours),
+        CARE: care,
+        CARE_FROM_MEMORY: _from_memory(care),
         PAPER: contest.get(PAPER),
     }
+
+
+def _from_memory(row: Row | None) -> Row | None:
+    """The row with the scores of the memory; ``None`` without them."""
+    if row is None or "memory RMSE" not in row:
+        return None
+    return {**row, **{score: row[f"memory {score}"] for score in SCORES}}
 
 
 def beside_batch(every: Contests) -> dict[str, dict[Setting, tuple[Row, Gap]]]:
@@ -224,7 +231,7 @@ def beside_batch(every: Contests) -> dict[str, dict[Setting, tuple[Row, Gap]]]:
             for setting, rows in forms.items()
             if (row := rows[form]) is not None
         }
-        for form in (OURS, FROM_MEMORY, CARE, PAPER)
+        for form in FORMS
     }
 
 
