@@ -2,9 +2,9 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
-import textwrap
 import types
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,18 +19,8 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
 
-BLOCK = re.compile(
-    r"^(?P<indent> *)```(?:python|py)\b[^\n]*\n(?P<code>.*?)^(?P=indent)``` *$",
-    re.MULTILINE | re.DOTALL,
-)
-
-
-def code_blocks(text: str) -> list[str]:
-    """The blocks of a page, each padded so that its line numbers are the page's."""
-    return [
-        "\n" * text.count("\n", 0, match.start("code")) + textwrap.dedent(match["code"])
-        for match in BLOCK.finditer(text)
-    ]
+# MkDocs loads its hook by path, and so do we: `site` is a module of Python.
+code_blocks = runpy.run_path(str(ROOT / "scripts/site/pages.py"))["code_blocks"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -102,8 +92,11 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as scripts/docs does; strict, so that a broken link fails."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The site, built as scripts/docs does; strict, so that a broken link fails.
+
+    Also what the build says.
+    """
     out = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(out)],
@@ -113,7 +106,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return out
+    return out, done.stderr
+
+
+@pytest.fixture(scope="module")
+def site(built: tuple[Path, str]) -> Path:
+    """The folder of the site."""
+    return built[0]
 
 
 def read_page(path: Path) -> Page:
@@ -133,6 +132,17 @@ def test_every_page_is_on_the_site_and_fetches_nothing(site: Path) -> None:
         page = read_page(file)
         assert page.fetched == [], name
         assert all((file.parent / picture).is_file() for picture in page.pictures), name
+
+
+def test_the_build_says_how_much_there_is(built: tuple[Path, str]) -> None:
+    blocks = sum(len(code_blocks(path.read_text(encoding="utf-8"))) for path in PAGES)
+    guides, examples = len(GUIDES) - 1, len(list((ROOT / "examples").glob("*.py")))
+    pages = len(PAGES) + 2  # the changelog, and how to contribute
+    said = (
+        f"{pages} pages: {guides} guides, {examples} executed examples; the tests run "
+        f"{blocks} blocks of code"
+    )
+    assert said in built[1]
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,21 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
+BLOCK = re.compile(
+    r"^(?P<indent> *)```(?:python|py)\b[^\n]*\n(?P<code>.*?)^(?P=indent)``` *$",
+    re.MULTILINE | re.DOTALL,
+)
 CELL = re.compile(r"<td[^>]*>[^<]*</td>")
 ERROR = re.compile(r"(?<=\d) (±|to) (?=[-+−]?\d)")
 PICTURE = re.compile(r'<img [^>]*src="([^"]+)"[^>]*>')
+
+
+def code_blocks(text: str) -> list[str]:
+    """The blocks of a page, each padded so that its line numbers are the page's."""
+    return [
+        "\n" * text.count("\n", 0, match.start("code")) + textwrap.dedent(match["code"])
+        for match in BLOCK.finditer(text)
+    ]
 
 
 def moved(text: str) -> str:
@@ -51,3 +65,19 @@ def on_page_content(html: str, **kwargs: Any) -> str:
     """Keep numbers and their errors on one line; a tap on a picture shows it large."""
     html = CELL.sub(lambda cell: ERROR.sub("\u00a0\\1\u00a0", cell[0]), html)
     return PICTURE.sub(r'<a href="\1">\g<0></a>', html)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Say what was built."""
+    docs = Path(config.docs_dir)
+    sources = [ROOT / "README.md", *docs.rglob("*.md")]
+    blocks = sum(len(code_blocks(path.read_text(encoding="utf-8"))) for path in sources)
+    pages = len(list(Path(config.site_dir).rglob("index.html")))
+    guides, examples = (
+        len([page for page in (docs / name).glob("*.md") if page.stem != "index"])
+        for name in ("guides", "examples")
+    )
+    logging.getLogger("mkdocs.site").info(
+        f"{pages} pages: {guides} guides, {examples} executed examples; the tests run "
+        f"{blocks} blocks of code"
+    )
