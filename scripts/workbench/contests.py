@@ -102,9 +102,9 @@ class Budget(NamedTuple):
 
 SMALL = Budget(10, 3, 10, 10, 200, 300, last_steps=20)
 TIMESERIES = Budget(100, 10, 100, 300, 3000, 3000)
-TERRAIN = Budget(30, 10, 100, 100, 3000, 7500)
+TERRAIN = Budget(100, 10, 100, 100, 3000, 7500)
 MEMORY = Budget(
-    30, 10, 0, 0, 2000, 6000, batch_first_steps=0, max_points=0, last_steps=0
+    100, 10, 0, 0, 2000, 6000, batch_first_steps=0, max_points=0, last_steps=0
 )
 # Whose results depend on what.
 SPENDERS = {
