@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from gpytorch.constraints import Positive
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 
@@ -130,3 +131,29 @@ def test_inputs_that_the_dtype_can_tell_apart_are_not(x):
         lambda: [gp.update(rows, rows[:, -1].sin(), num_steps=0) for rows in updates],
         PrecisionWarning,
     )
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e-2, 1e3])
+@pytest.mark.parametrize("size", [1, 10, 20])
+def test_targets_too_small_for_the_noise_allowed_are_told_once(scale, size):
+    def told(likelihood=None):
+        gp = StreamingGP(ScaleKernel(RBFKernel()), likelihood, num_inducing=5)
+        x, y = X.repeat(2), scale * X.repeat(2).sin()
+        parts = torch.arange(40).split(size)
+        return caught_in(
+            lambda: [gp.update(x[k], y[k], num_steps=10) for k in parts],
+            PrecisionWarning,
+        )
+
+    texts = told()
+    assert len(texts) == (scale < 1)
+    assert all("Rescale the targets" in text for text in texts)
+    assert not told(GaussianLikelihood(noise_constraint=Positive()))
+    # Neither where the noise is what the user says, nor where nothing varies.
+    fixed = GaussianLikelihood()
+    fixed.noise = 1.01e-4
+    fixed.raw_noise.requires_grad_(False)
+    assert not told(fixed)
+    constant = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=5)
+    update = [X, torch.full_like(X, 1e-3)]
+    assert not caught_in(lambda: constant.update(*update), PrecisionWarning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,9 @@ def test_committed_files_say_what_made_them_and_have_a_line_for_each_row(
     header, rows = results.read(path)
     assert header["torch_ssgp"][0].isdigit()
     assert len(path.read_text(encoding="utf-8").splitlines()) == len(rows) + 3
+
+
+def test_all_committed_results_are_of_this_version() -> None:
+    found = {str(path): results.versions(results.read(path)) for path in FILES}
+    assert len(found) > 20
+    assert found == dict.fromkeys(found, [version("torch_ssgp")])

@@ -982,3 +982,14 @@ def test_models_without_parameters_learn_in_their_dtype(dtype, tmp_path):
     model.save(tmp_path / "model.pt")
     loaded = StreamingGP.load(tmp_path / "model.pt", covar_module=Fixed())
     assert torch.equal(loaded(x).mean, model(x).mean)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_noise_variance_may_stand_for_all(shape):
+    x, y = torch.rand(20, 1).double(), torch.rand(20).double()
+    noise = torch.full_like(y, 0.01)
+    one, each = make(MaternKernel()), make(MaternKernel())
+    for rows in torch.arange(20).split(5):
+        one.update(x[rows], y[rows], noise=noise[0].expand(shape), num_steps=2)
+        each.update(x[rows], y[rows], noise=noise[rows], num_steps=2)
+    assert torch.equal(one(x).mean, each(x).mean)

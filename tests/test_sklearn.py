@@ -211,6 +211,17 @@ def test_fit_begins_anew():
     assert used.n_features_in_ == 1
 
 
+@pytest.mark.parametrize("unit", [1e-4, 1e-2, 1e4])
+def test_units_of_targets_do_not_matter(unit):
+    X, y = regression_data()
+    usual = StreamingGPRegressor(options=FEW_STEPS).fit(X, y)
+    other = clone(usual).fit(X, unit * y)
+    expected, deviation = usual.predict(X, return_std=True)
+    found, spread = other.predict(X, return_std=True)
+    np.testing.assert_allclose(found / unit, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(spread / unit, deviation, rtol=1e-4)
+
+
 def test_units_of_features_do_not_matter():
     X, y = regression_data()
     small = StreamingGPRegressor(num_inducing=20, options=FEW_STEPS).fit(X, y)

@@ -79,6 +79,46 @@ def test_it_is_predict_then_update():
     assert torch.equal(model(x).mean, expected(x).mean)
 
 
+def test_missing_readings_do_not_count():
+    x, y = make_data(40)
+    two = torch.stack([y, -y])
+    two[0, 25], two[1, 30:] = math.nan, math.nan
+    batch = torch.Size([2])
+    kernel = ScaleKernel(RBFKernel(batch_shape=batch), batch_shape=batch)
+    model = StreamingGP(kernel, num_inducing=15, batch_shape=batch)
+    expected = deepcopy(model)
+    batches = zip(x.split(20), two.split(20, -1), strict=True)
+    _, record = stream(model, batches, CLOSED_FORM)
+    expected.update(x[:20], two[:, :20], num_steps=0)
+    target, y_new = expected.predict(x[20:]), two[:, 20:]
+    error = (y_new - target.mean)[~y_new.isnan()]
+    assert record.rmse == pytest.approx(error.square().mean().sqrt().item())
+    normal = torch.distributions.Normal(target.mean, target.stddev, validate_args=False)
+    assert record.log_density == pytest.approx(
+        normal.log_prob(y_new).nanmean().item(), rel=1e-5
+    )
+    assert record.coverage == pytest.approx(
+        (error.abs() <= 1.6448536 * target.stddev[~y_new.isnan()]).double().mean()
+    )
+
+
+def test_missing_readings_do_not_count_with_known_noise_several_outputs_or_labels():
+    x, y = make_data(40)
+    y = torch.stack([y, -y], -1)
+    y[25, 0] = y[30:, 1] = math.nan
+    noise = torch.where(y.isnan(), math.nan, 0.01)
+    shape = torch.Size([2])
+    outputs = MultiOutputGP(make_model(batch_shape=shape))
+    parts = [t.split(20) for t in (x, y, noise)]
+    _, last = stream(outputs, zip(*parts, strict=True), CLOSED_FORM)
+    assert last.rmse < 0.5 and math.isfinite(last.log_density)
+    labels = make_model(likelihood=BernoulliLikelihood(), batch_shape=shape)
+    y = torch.where(y.isnan(), y, (y > 0).to(y)).mT
+    batches = zip(x.split(20), y.split(20, -1), strict=True)
+    _, last = stream(labels, batches, FEW_STEPS)
+    assert last.accuracy > 0.5 and math.isfinite(last.log_density)
+
+
 def test_what_knew_nothing_has_no_score():
     first, second = stream(make_model(), make_batches()[:2], CLOSED_FORM)
     assert math.isnan(first.rmse) and math.isnan(first.log_density)

@@ -17,6 +17,7 @@ from torch_ssgp.exceptions import (
 )
 from torch_ssgp.likelihoods import couples_classes
 from torch_ssgp.memory import Data
+from torch_ssgp.modules import least_noise
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Learned
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from torch_ssgp.core import StreamingCore
 
 LARGE_LOSS = 0.1  # nats per datum whose loss is worth a warning
+COARSE = 0.3  # noise that cannot be smaller, in standard deviations of the targets
+ENOUGH = 10  # data that show how much the targets vary
 
 
 def warn_once(
@@ -46,6 +49,7 @@ def warn_once(
         "points": lambda: _too_few_points(model, learned, options),
         "memory": lambda: _too_small_memory(learned, data, options),
         "flattened": lambda: _flattened(learned),
+        "scale": lambda: _small_targets(learned),
     }
     warned = model.warned
     for cause, find in causes.items():
@@ -103,6 +107,33 @@ def _flattened(learned: Learned) -> Found:
         "lengthscales."
     )
     return text, FlattenedWarning
+
+
+def _small_targets(learned: Learned) -> Found:
+    """Targets whose noise would be smaller than the likelihood lets it be.
+
+    Four standard deviations are taken for the range of the targets.
+    """
+    likelihood, extremes = learned.prior.likelihood, learned.memory["extremes"]
+    raw_noise = getattr(likelihood, "raw_noise", None)
+    if raw_noise is None or not raw_noise.requires_grad or extremes.size(-1) == 0:
+        return None
+    low, high = extremes.unbind(-1)
+    least = least_noise(likelihood, None).squeeze(-1).to(extremes)
+    noise = likelihood.noise.detach().squeeze(-1).to(extremes)
+    limit = least.sqrt()
+    is_small = (high > low) & (high - low < 4 * limit / COARSE)
+    is_small &= (noise < 1.1 * least) & (learned.summary["num_data"] >= ENOUGH)
+    if not bool(is_small.any()):
+        return None
+    spread, limit = (t.expand(is_small.shape)[is_small] for t in (high - low, limit))
+    text = (
+        f"All targets lie within {float(spread.min()):.2g}, and the likelihood allows "
+        f"no noise below a standard deviation of {float(limit.max()):.2g}: the "
+        "function is partly taken for noise. Rescale the targets, or pass "
+        "GaussianLikelihood(noise_constraint=gpytorch.constraints.Positive())."
+    )
+    return text, PrecisionWarning
 
 
 def _sharing(model: StreamingCore, options: UpdateOptions) -> Found:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpytorch.constraints import Positive
 from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
@@ -78,7 +79,7 @@ def make_model(
     Args:
         num_dims: Number of inputs.
         kernel: A kernel; :func:`default_kernel` if not given.
-        likelihood: A likelihood; Gaussian if not given.
+        likelihood: A likelihood; Gaussian if not given, with a noise of any size.
         mean: A mean; that of :class:`StreamingGP` if not given.
         num_inducing: Largest number of inducing points.
         memory_size: Number of points of the memory.
@@ -90,7 +91,10 @@ def make_model(
         kernel = default_kernel(num_dims, batch_shape)
     check.check_module(kernel, "kernel", Kernel, "ScaleKernel(RBFKernel()) or None")
     if likelihood is None:
-        likelihood = GaussianLikelihood(batch_shape=batch_shape)
+        # GPyTorch's lower limit of the noise is for targets of about one.
+        likelihood = GaussianLikelihood(
+            noise_constraint=Positive(), batch_shape=batch_shape
+        )
     device = torch.get_default_device() if device is None else torch.device(device)
     kernel, likelihood, mean = (
         deepcopy(module).to(device) if isinstance(module, nn.Module) else module

@@ -97,7 +97,7 @@ class SharedHyperparametersWarning(StreamingGPWarning):
 
 
 class PrecisionWarning(StreamingGPWarning):
-    """Inputs that are too close together for their dtype."""
+    """Inputs too close together for their dtype, or targets for the noise allowed."""
 
 
 class FlattenedWarning(StreamingGPWarning):

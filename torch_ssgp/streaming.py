@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from statistics import NormalDist
@@ -26,8 +27,9 @@ NAN = float("nan")
 class Record(NamedTuple):
     """The report of one batch: how well it was predicted, and what was learned.
 
-    The scores are those of predictions made before the batch was learned. A score is
-    NaN if the model had seen no data yet, or if the likelihood does not define it.
+    The scores are those of predictions made before the batch was learned. Missing
+    readings do not count. A score is NaN if the model had seen no data yet, if no
+    reading is there, or if the likelihood does not define it.
 
     Attributes:
         num_data: Number of data in the batch.
@@ -214,35 +216,37 @@ def _score(
     level: float,
     from_memory: bool,
 ) -> Scores:
-    """How well a batch is predicted, on average over its targets."""
-    likelihood = model.likelihood
+    """How well a batch is predicted, on average over the readings that are there."""
+    likelihood, seen = model.likelihood, ~y.isnan()
+    y = y.nan_to_num()
+    if noise is not None:
+        noise = torch.where(seen, noise, 1.0)
+
+    def average(value: Tensor) -> float:
+        return float(value[seen].mean())
+
     if likelihoods.takes_labels(likelihood):
         probabilities = class_probabilities(model, x, from_memory)
-        label = y.long().unsqueeze(-1)
-        log_density = probabilities.gather(-1, label).log()
-        correct = probabilities.argmax(-1, keepdim=True) == label
+        label = y.long()
+        log_density = probabilities.gather(-1, label.unsqueeze(-1)).log()
         return Scores(
-            log_density=float(log_density.mean()),
-            accuracy=float(correct.to(y).mean()),
+            log_density=average(log_density.squeeze(-1)),
+            accuracy=average((probabilities.argmax(-1) == label).to(y)),
         )
     if likelihoods.is_gaussian(likelihood):
         target = model.predict(x, noise, from_memory=from_memory)
         mean, std = target.mean, target.variance.sqrt()
         width = NormalDist().inv_cdf((1 + level) / 2)
         return Scores(
-            rmse=_root_mean_square(y - mean),
-            log_density=float(torch.distributions.Normal(mean, std).log_prob(y).mean()),
-            coverage=float(((y - mean).abs() <= width * std).to(y).mean()),
+            rmse=math.sqrt(average((y - mean).square())),
+            log_density=average(torch.distributions.Normal(mean, std).log_prob(y)),
+            coverage=average(((y - mean).abs() <= width * std).to(y)),
         )
     if isinstance(likelihood, _OneDimensionalLikelihood):
         latent = model(x, from_memory)
         mean = likelihood.quadrature(lambda f: likelihood.forward(f).mean, latent)
         return Scores(
-            rmse=_root_mean_square(y - mean),
-            log_density=float(likelihood.log_marginal(y, latent).mean()),
+            rmse=math.sqrt(average((y - mean).square())),
+            log_density=average(likelihood.log_marginal(y, latent)),
         )
     return Scores()
-
-
-def _root_mean_square(value: Tensor) -> float:
-    return float(value.square().mean().sqrt())

@@ -144,11 +144,11 @@ def check_noise(noise: Tensor, y: Tensor, missing: Tensor | None = None) -> Tens
         missing: ``(*batch, n)``, which of them are not there.
 
     Returns:
-        The variances; one where a target is missing, whatever came.
+        ``(*batch, n)``, the variances; one where a target is missing, whatever came.
     """
     _check_tensor(noise, "noise", y.dtype, y.device)
     try:
-        noise.expand(y.shape)
+        noise = noise.expand(y.shape)
     except RuntimeError:
         raise ShapeError(
             f"noise has shape {tuple(noise.shape)}; expected {tuple(y.shape)}, one "
