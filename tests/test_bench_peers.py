@@ -29,7 +29,7 @@ def test_the_command_writes_rows_and_a_page(
     works = [row["work"] for row in rows if row["table"] == "sizes"]
     assert works[0] == peers.FLOOR and len(works) == 12
     assert all(row["ms"] > 0 for row in rows if "ms" in row)
-    assert "# Cost beside peers" in (tmp_path / "peers.md").read_text("utf-8")
+    assert "# Cost compared with peers" in (tmp_path / "peers.md").read_text("utf-8")
 
 
 def test_the_papers_form_is_the_same_bound() -> None:

@@ -20,7 +20,7 @@ import torch_ssgp.river
 import torch_ssgp.river_base
 from examples import river_stream
 from torch_ssgp import StreamingGP, UpdateOptions
-from torch_ssgp.estimators import default_kernel, learn
+from torch_ssgp.estimators import default_kernel, default_likelihood, learn
 from torch_ssgp.exceptions import (
     ArgumentError,
     FactorizationError,
@@ -234,7 +234,7 @@ def test_a_feature_that_appears_had_one_value_before():
     kernel.base_kernel.lengthscale = torch.tensor(
         [[*kernel.base_kernel.lengthscale[0, :2].tolist(), 1.0]]
     )
-    expected = StreamingGP(kernel, num_inducing=40).double()
+    expected = StreamingGP(kernel, default_likelihood(), num_inducing=40).double()
     x, y = as_tensors(regression_stream())
     seen = torch.cat([x, torch.full((30, 1), 5.0)], -1)
     expected.update(seen, y, num_steps=0)

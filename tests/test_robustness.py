@@ -22,6 +22,7 @@ from gpytorch.likelihoods import BernoulliLikelihood, StudentTLikelihood
 from gpytorch.variational import CholeskyVariationalDistribution
 from linear_operator.utils.errors import NotPSDError
 
+from conftest import FULL
 from torch_ssgp import StreamingGP, StreamingVariationalStrategy, settings
 from torch_ssgp.exceptions import (
     ArgumentError,
@@ -680,6 +681,7 @@ def test_readers_see_one_of_the_posteriors_and_never_a_mixture():
     model = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=5).double()
     x = torch.linspace(0, 6, 5, dtype=torch.float64).unsqueeze(-1)
     targets, latents, means = [], [], []
+    num_updates = 200 if FULL else 80
 
     def record():
         targets.append(moments(model.predict(x)))
@@ -692,7 +694,7 @@ def test_readers_see_one_of_the_posteriors_and_never_a_mixture():
     def write():
         try:
             record()
-            for i in range(200):
+            for i in range(num_updates):
                 z = 6 * torch.rand(4, 1, dtype=torch.float64)
                 y = torch.sin(z[:, 0]) * (1 + i / 50)
                 model.update(z, y, num_steps=5 * int(i % 20 == 0))
@@ -708,11 +710,11 @@ def test_readers_see_one_of_the_posteriors_and_never_a_mixture():
             time.sleep(3e-2)  # so that the writer gets its turn
 
     in_threads(write, read, read, read, read)
-    assert len(set(targets)) == 201
+    assert len(set(targets)) == num_updates + 1
     assert set(seen["targets"]) <= set(targets)
     assert set(seen["latents"]) <= set(latents)
     assert set(seen["means"]) <= set(means)
-    assert len(seen["targets"]) > 50
+    assert len(seen["targets"]) > num_updates / 4
     assert gpytorch.settings.lazily_evaluate_kernels.on()
 
 

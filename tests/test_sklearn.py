@@ -31,6 +31,7 @@ from sklearn.utils.estimator_checks import (
 import torch_ssgp.sklearn
 from examples import sklearn_pipeline
 from torch_ssgp import StreamingGP, UpdateOptions
+from torch_ssgp.estimators import default_likelihood
 from torch_ssgp.exceptions import ArgumentError, MissingDependencyError
 from torch_ssgp.sklearn import StreamingGPClassifier, StreamingGPRegressor
 
@@ -151,7 +152,8 @@ def test_partial_fit_is_update(from_memory):
     estimator = StreamingGPRegressor(
         kernel, num_inducing=10, options=FEW_STEPS, from_memory=from_memory
     )
-    model = StreamingGP(deepcopy(kernel), num_inducing=10).double()
+    model = StreamingGP(deepcopy(kernel), default_likelihood(), num_inducing=10)
+    model = model.double()
     for rows in np.array_split(np.arange(60), 3):
         assert estimator.partial_fit(X[rows], y[rows]) is estimator
         x, t = torch.from_numpy(X[rows]), torch.from_numpy(y[rows])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from torch_ssgp.exceptions import (
@@ -115,8 +116,9 @@ def _small_targets(learned: Learned) -> Found:
     Four standard deviations are taken for the range of the targets.
     """
     likelihood, extremes = learned.prior.likelihood, learned.memory["extremes"]
-    raw_noise = getattr(likelihood, "raw_noise", None)
-    if raw_noise is None or not raw_noise.requires_grad or extremes.size(-1) == 0:
+    if not isinstance(likelihood, GaussianLikelihood) or extremes.size(-1) == 0:
+        return None
+    if not likelihood.raw_noise.requires_grad:
         return None
     low, high = extremes.unbind(-1)
     least = least_noise(likelihood, None).squeeze(-1).to(extremes)

@@ -62,6 +62,11 @@ def checked_options(options: UpdateOptions | None) -> UpdateOptions:
     return options
 
 
+def default_likelihood(batch_shape: torch.Size = torch.Size()) -> GaussianLikelihood:
+    """Gaussian, for targets in any unit: GPyTorch's lower limit of the noise is not."""
+    return GaussianLikelihood(noise_constraint=Positive(), batch_shape=batch_shape)
+
+
 def make_model(
     num_dims: int,
     *,
@@ -79,7 +84,7 @@ def make_model(
     Args:
         num_dims: Number of inputs.
         kernel: A kernel; :func:`default_kernel` if not given.
-        likelihood: A likelihood; Gaussian if not given, with a noise of any size.
+        likelihood: A likelihood; :func:`default_likelihood` if not given.
         mean: A mean; that of :class:`StreamingGP` if not given.
         num_inducing: Largest number of inducing points.
         memory_size: Number of points of the memory.
@@ -91,10 +96,7 @@ def make_model(
         kernel = default_kernel(num_dims, batch_shape)
     check.check_module(kernel, "kernel", Kernel, "ScaleKernel(RBFKernel()) or None")
     if likelihood is None:
-        # GPyTorch's lower limit of the noise is for targets of about one.
-        likelihood = GaussianLikelihood(
-            noise_constraint=Positive(), batch_shape=batch_shape
-        )
+        likelihood = default_likelihood(batch_shape)
     device = torch.get_default_device() if device is None else torch.device(device)
     kernel, likelihood, mean = (
         deepcopy(module).to(device) if isinstance(module, nn.Module) else module

@@ -169,6 +169,7 @@ class StreamingGP(StreamingCore):
         trust_region: float | None = None,
         forget: float | str | None = None,
         change_odds: float = 1e-3,
+        restart: bool = True,
         progress: bool = False,
         callback: Callback | None = None,
     ) -> UpdateResult:
@@ -211,6 +212,8 @@ class StreamingGP(StreamingCore):
                 k-th update learns, and in a branch.
             change_odds: Prior odds that the stream changes at an update, for
                 ``"auto"``.
+            restart: Whether to learn hyperparameters from a fresh start too when the
+                amount of data has doubled; the better bound wins.
             progress: Show a progress bar.
             callback: Called as ``callback(step, bound)`` in the inner loop. It may
                 read, condition and copy the model, but not change it.
@@ -228,6 +231,7 @@ class StreamingGP(StreamingCore):
             trust_region=trust_region,
             forget=forget,
             change_odds=change_odds,
+            restart=restart,
             progress=progress,
             callback=callback,
         )

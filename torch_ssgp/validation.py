@@ -301,7 +301,9 @@ def _check_ard(kernel: Kernel, num_dims: int) -> None:
     if kernel.ard_num_dims not in (None, seen):
         raise ShapeError(
             f"{type(kernel).__name__} has ard_num_dims={kernel.ard_num_dims}; its "
-            f"inputs have d = {seen}. Use ard_num_dims={seen}."
+            f"inputs have d = {seen}. Use ard_num_dims={seen}, or pass inputs of shape "
+            f"(n, {kernel.ard_num_dims}); a single point has shape "
+            f"(1, {kernel.ard_num_dims})."
         )
     if isinstance(kernel, ScaleKernel):  # has the active_dims of its base
         _check_ard(kernel.base_kernel, num_dims)

@@ -415,7 +415,7 @@ def page(file: Contents) -> str:
     num_met = sum(bar.met for bar in reached)
     return wrapped(
         paragraphs(
-            "# Cost beside peers",
+            "# Cost compared with peers",
             "Written by `scripts/benchmark.py peers` (torch_ssgp "
             f"{file.header['torch_ssgp']}, GPyTorch {file.header['gpytorch']}) in one "
             f"run on {file.header['threads']} thread. The floor is one product `A @ "

@@ -211,7 +211,7 @@ def page(file: Contents) -> str:
             tables.append(f"### {name}\n\n{markdown(shown)}")
     return wrapped(
         paragraphs(
-            "# Predict, then learn",
+            "# Comparison with river",
             "Written by `scripts/benchmark.py prequential` (torch_ssgp "
             f"{made['torch_ssgp']}, river {made['river']}) from "
             "`data/prequential.json`. Every model predicts a datum and then learns "
