@@ -8,6 +8,7 @@ import pytest
 
 from workbench import example_pages, guide_pictures, picture_page, readme
 from workbench.common import DOCS
+from workbench.prequential_page import FORGETTING
 from workbench.results import Contents, Row
 
 MADE = {"stream": "S", "unit": "m", "length": 3, "inducing": 7}
@@ -29,7 +30,8 @@ def models(**errors: float) -> Contents:
 
 
 def test_the_caption_names_the_best_of_river_and_every_error() -> None:
-    text = picture_page.caption(models(KNN=3.0, tree=2.0, mean=9.0))
+    errors = {"KNN": 3.0, "tree": 2.0, "mean": 9.0, FORGETTING: 0.5}  # the last is ours
+    text = picture_page.caption(models(**errors))
     assert "S, a stream of river's: 2 readings" in text
     assert "1.00 (torch_ssgp)," in text and "4.00 (the paper's form)." in text
     assert "2.00 (best of river: tree)" in text and "KNN" not in text

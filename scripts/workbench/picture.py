@@ -29,6 +29,7 @@ from workbench.common import DOCS, new_parser, positive
 from workbench.exact import dense, run_exact
 from workbench.picture_page import BATCH, OURS, PAPER
 from workbench.prequential import LEVEL, MODELS, SOURCES, Datum
+from workbench.prequential_page import FORGETTING
 from workbench.results import Row, header, read, write
 
 STREAM, UNIT = "TrumpApproval", "approval, per cent"
@@ -127,7 +128,7 @@ def main(arguments: list[str] | None = None) -> None:
         rows = [] if chosen.again or not path.exists() else read(path).rows
         done = {row["model"] for row in rows}
         for name in [*MODELS["regression"], BATCH, PAPER]:
-            if name not in done:
+            if name not in (*done, FORGETTING):
                 rows += run(name, data)
                 write(path, made, rows)
     picture_page.draw(read(path), chosen.out / "figures" / "picture.png")
