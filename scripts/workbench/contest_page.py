@@ -36,6 +36,9 @@ from workbench.verdicts import (
 )
 
 
+SAME = 0.01  # difference of errors, relative to them, of what ends in one place
+
+
 def share(flags: Sequence[bool]) -> str:
     """In how many settings something holds."""
     return f"in {sum(flags)} of {len(flags)} settings"
@@ -287,14 +290,26 @@ def _shortfall(every: Contests) -> str:
 
 def _no_ceiling(every: Contests) -> str:
     """Where the batch model is worse than a stream."""
-    beyond = [each.beyond for _, each in beside_batch(every)[OURS].values()]
-    if not any(beyond):
+    found = beside_batch(every)
+    beyond = {s: each.beyond for s, (_, each) in found[OURS].items()}
+    if not any(beyond.values()):
         return ""
-    return (
-        f"Batch SGPR is no ceiling {share(beyond)}: there its RMSE is more than "
-        f"{RATIO:g} times ours, and its MLL more than {MARGIN:g} below ours. It is "
+    text = (
+        f"Batch SGPR is no ceiling {share([*beyond.values()])}: there its RMSE is more "
+        f"than {RATIO:g} times ours, and its MLL more than {MARGIN:g} below ours. It is "
         "trained from one start and may end in a poor optimum; we did not try others."
     )
+    same = [
+        abs(each.ratio - 1) < SAME
+        for s, (_, each) in found[CARE].items()
+        if beyond.get(s)
+    ]
+    if any(same):
+        text += (
+            " L-BFGS leads there even from the end of ours: with a careful last batch, "
+            f"ours ends with the RMSE of batch SGPR {share(same)}."
+        )
+    return text
 
 
 def _below_noise(every: Contests) -> str:
