@@ -3,8 +3,8 @@
 Nothing is tuned. ``forget="auto"`` drops old stretches as the time axis outgrows the
 inducing points. The recalibration is learned as noise until the stretch before it is
 dropped. Run ``python examples/sensor.py``: it prints a table and saves out/sensor.png.
-In the table, "forgot" counts updates that dropped a part of the past, "reset" those that
-began anew.
+In the table, "forgot" counts updates that dropped a part of the past, and "reset" those
+that began anew.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ from workbench.verdicts import (
     with_methods,
 )
 
-
 SAME = 0.01  # difference of errors, relative to them, of what ends in one place
 
 
@@ -296,8 +295,9 @@ def _no_ceiling(every: Contests) -> str:
         return ""
     text = (
         f"Batch SGPR is no ceiling {share([*beyond.values()])}: there its RMSE is more "
-        f"than {RATIO:g} times ours, and its MLL more than {MARGIN:g} below ours. It is "
-        "trained from one start and may end in a poor optimum; we did not try others."
+        f"than {RATIO:g} times ours, and its MLL more than {MARGIN:g} below ours. It "
+        "is trained from one start and may end in a poor optimum; we did not try "
+        "others."
     )
     same = [
         abs(each.ratio - 1) < SAME
