@@ -259,6 +259,10 @@ def test_a_period_that_moves_is_told_and_the_median_decides() -> None:
     assert line["median RMSE / exact"] == pytest.approx(1.1)
     assert line["worst RMSE / exact"] == pytest.approx(9)
     assert line["median within 1.15"] == "yes" and line["one update / exact"] == "–"
+    assert "last update with care / exact" not in line
+    care = [{**row, "method": tables.CARE} for row in rows if row["method"] == "stream"]
+    (line,) = tables.ratio_table([*rows, *care], "periods", 1.15)
+    assert line["last update with care / exact"] == line["median RMSE / exact"]
     assert line["period moved by"] == "1.00 %" and line["it stays"] == "yes"
     rows[1]["periods"] = [7.0, 0.9]
     assert tables.ratio_table(rows, "periods", 1.05)[0]["it stays"] == "no"

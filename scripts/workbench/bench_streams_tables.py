@@ -8,7 +8,13 @@ from workbench.pages import markdown, median
 from workbench.results import Row
 
 NAMES = ("bench", "case", "seed", "method")
-STREAM, BATCH, EXACT, KEPT = METHODS = ("stream", "batch", "exact", "forget=1")
+STREAM, BATCH, EXACT, KEPT, CARE = METHODS = (
+    "stream",
+    "batch",
+    "exact",
+    "forget=1",
+    "last update with care",
+)
 
 # What is asked of a stream.
 SMALL_NEAR, SMALL_SHARE, SMALL_WORST = 1.10, 0.95, 1.5
@@ -130,11 +136,14 @@ def _natural(name: str) -> tuple[list[int], str]:
 def ratio_table(rows: list[Row], bench: str, near: float) -> list[Row]:
     """One line a case: errors of streams over those of exact models."""
     found = pairs(rows, bench, EXACT)
-    whole = pairs(rows, bench, EXACT, BATCH)
+    whole, careful = (pairs(rows, bench, EXACT, method) for method in (BATCH, CARE))
     lines = []
     for case in dict.fromkeys(pair.stream["case"] for pair in found):
         mine = [pair for pair in found if pair.stream["case"] == case]
-        batch = [pair.ratio for pair in whole if pair.stream["case"] == case]
+        batch, care = (
+            [pair.ratio for pair in others if pair.stream["case"] == case]
+            for others in (whole, careful)
+        )
         ratios = [pair.ratio for pair in mine]
         middle = median(ratios)
         line = {
@@ -144,6 +153,7 @@ def ratio_table(rows: list[Row], bench: str, near: float) -> list[Row]:
             "median RMSE / exact": middle,
             "worst RMSE / exact": max(ratios),
             f"median within {near:.2f}": _verdict(middle <= near),
+            **({f"{CARE} / exact": median(care)} if care else {}),
             "one update / exact": median(batch) if batch else "–",
         }
         if "periods" in mine[0].stream:

@@ -146,7 +146,8 @@ def streams_section(file: Contents) -> str:
         titled(
             "Periods: series with a weekly and a daily period, streamed one period at "
             "a time. The forecast of the next period is compared with that of an exact "
-            "GP learned on all data with the same kernel.",
+            "GP learned on all data with the same kernel. A last update with care "
+            "takes up to 300 steps of L-BFGS.",
             tables["periods"],
         ),
         titled(
