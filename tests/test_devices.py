@@ -101,6 +101,7 @@ HOST_CHECKS = {
     "update.clock.ticking": "whether an input grows with every datum",
     "update.flattening.flattened": "whether learning explained the function as noise",
     "advice._flattened": "whether to warn",
+    "advice._small_targets": "whether to warn",
     "update.choosing.Choice.candidates": "the number of updates so far",
     "update.state.recall": "the form of the memory",
     "update.apart.Base.recall": "whether the model is a branch",
