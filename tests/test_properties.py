@@ -28,9 +28,11 @@ from torch_ssgp import StreamingGP
 from torch_ssgp.modules import Opaque, lazy_gram, variances
 from torch_ssgp.prediction import freeze
 
-# An update may fall back, and say so; what it ends with must be in order.
+# An update may fall back, and say so; what it ends with must be in order. Targets may
+# be small on purpose.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::torch_ssgp.exceptions.NumericalWarning"
+    "ignore::torch_ssgp.exceptions.NumericalWarning",
+    "ignore::torch_ssgp.exceptions.PrecisionWarning",
 )
 
 # -- streams -------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,6 @@ from torch_ssgp.exceptions import (
 )
 from torch_ssgp.likelihoods import couples_classes
 from torch_ssgp.memory import Data
-from torch_ssgp.modules import least_noise
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Learned
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch_ssgp.core import StreamingCore
 
 LARGE_LOSS = 0.1  # nats per datum whose loss is worth a warning
+NOISE_LIMIT = 1e-4  # of a variance, by default in GPyTorch
 COARSE = 0.3  # noise that cannot be smaller, in standard deviations of the targets
 ENOUGH = 10  # data that show how much the targets vary
 
@@ -111,9 +112,10 @@ def _flattened(learned: Learned) -> Found:
 
 
 def _small_targets(learned: Learned) -> Found:
-    """Targets whose noise would be smaller than the likelihood lets it be.
+    """Targets whose noise would be smaller than GPyTorch lets it be by default.
 
-    Four standard deviations are taken for the range of the targets.
+    A limit that the user set is meant. Four standard deviations are taken for the range
+    of the targets.
     """
     likelihood, extremes = learned.prior.likelihood, learned.memory["extremes"]
     if not isinstance(likelihood, GaussianLikelihood) or extremes.size(-1) == 0:
@@ -121,18 +123,23 @@ def _small_targets(learned: Learned) -> Found:
     if not likelihood.raw_noise.requires_grad:
         return None
     low, high = extremes.unbind(-1)
-    least = least_noise(likelihood, None).squeeze(-1).to(extremes)
+    spread, limit = high - low, math.sqrt(NOISE_LIMIT)
+    least = likelihood.noise_covar.raw_noise_constraint.lower_bound.to(extremes)
     noise = likelihood.noise.detach().squeeze(-1).to(extremes)
-    limit = least.sqrt()
-    is_small = (high > low) & (high - low < 4 * limit / COARSE)
-    is_small &= (noise < 1.1 * least) & (learned.summary["num_data"] >= ENOUGH)
+    is_small = (
+        ((least / NOISE_LIMIT - 1).abs() < 1e-3)
+        & (noise < 1.1 * NOISE_LIMIT)
+        & (spread > 0)
+        & (spread < 4 * limit / COARSE)
+        & (learned.summary["num_data"] >= ENOUGH)
+    )
     if not bool(is_small.any()):
         return None
-    spread, limit = (t.expand(is_small.shape)[is_small] for t in (high - low, limit))
+    smallest = float(spread.expand(is_small.shape)[is_small].min())
     text = (
-        f"All targets lie within {float(spread.min()):.2g}, and the likelihood allows "
-        f"no noise below a standard deviation of {float(limit.max()):.2g}: the "
-        "function is partly taken for noise. Rescale the targets, or pass "
+        f"All targets lie within {smallest:.2g}, and the likelihood allows no noise "
+        f"below a standard deviation of {limit:.2g}: the function is partly taken for "
+        "noise. Rescale the targets, or pass "
         "GaussianLikelihood(noise_constraint=gpytorch.constraints.Positive())."
     )
     return text, PrecisionWarning
