@@ -63,7 +63,7 @@ def checked_options(options: UpdateOptions | None) -> UpdateOptions:
 
 
 def default_likelihood(batch_shape: torch.Size = torch.Size()) -> GaussianLikelihood:
-    """Gaussian, for targets in any unit: GPyTorch's lower limit of the noise is not."""
+    """Gaussian, without GPyTorch's lower limit of the noise: targets have any unit."""
     return GaussianLikelihood(noise_constraint=Positive(), batch_shape=batch_shape)
 
 

@@ -376,6 +376,9 @@ share. |
 | Inputs too large for their spacing, such as Unix time in float32 | \
 `PrecisionWarning` | Subtract the first value before the inputs become float32, or use \
 `model.to(torch.float64)` and float64 inputs. |
+| Targets too small for the noise that GPyTorch allows by default | \
+`PrecisionWarning` | Rescale the targets, or pass \
+`GaussianLikelihood(noise_constraint=Positive())`. |
 | A stream that needs more inducing points or a larger memory | `BudgetWarning` | \
 What the warning says: it names the limit that was met. |
 
