@@ -20,7 +20,6 @@ except ImportError as error:
         f"{__doc__}\n{error}. Install it: pip install -e '.[plot,river]'"
     ) from None
 
-from torch_ssgp import UpdateOptions
 from torch_ssgp.river import StreamingGPRegressor
 
 LEVEL = 0.9
@@ -37,25 +36,21 @@ class Track(NamedTuple):
 
 
 def main(
-    num_data: int = 300,
+    num_data: int = 1_001,
     batch_size: int = 1,
-    num_steps: int = 100,
     out: str | Path = "out",
 ) -> dict[str, Track]:
     """Run all models over the stream; what the table shows.
 
     Args:
-        num_data: Length of the stream, at most 1,000.
+        num_data: Length of the stream, at most 1,001.
         batch_size: Data that our model collects for an update.
-        num_steps: Budget of the inner loop of each update.
         out: Folder for the figure.
     """
     stream = list(datasets.TrumpApproval().take(num_data))
     models = {
         "StreamingGPRegressor": StreamingGPRegressor(
-            num_inducing=50,
-            batch_size=batch_size,
-            options=UpdateOptions(num_steps=num_steps, forget=1.0),
+            num_inducing=50, batch_size=batch_size
         ),
         "KNNRegressor": preprocessing.StandardScaler() | neighbors.KNNRegressor(),
         "LinearRegression": preprocessing.StandardScaler()
@@ -114,7 +109,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--num-data", type=int, default=300, help="length of the stream (%(default)s)"
+        "--num-data", type=int, default=1_001, help="length of the stream (%(default)s)"
     )
     parser.add_argument(
         "--batch-size", type=int, default=1, help="points per batch (%(default)s)"

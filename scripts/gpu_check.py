@@ -1,7 +1,7 @@
-"""The benchmark of ``benchmark.py peers`` on a GPU, if there is one."""
+"""The benchmark of ``benchmark.py timing`` on a GPU, if there is one."""
 
 from workbench.common import new_parser
-from workbench.peers import gpu_check
+from workbench.timing import gpu_check
 
 if __name__ == "__main__":
     new_parser(__doc__).parse_args()

@@ -484,6 +484,91 @@ def streaming_elbo_four_terms(
     )
 
 
+class Compressed(NamedTuple):
+    """What a compression keeps of data: y = offset + P f(z) + noise, less ``lost``.
+
+    Attributes:
+        P: ``(n, m)``, projection on the points under the hyperparameters of then.
+        offset: ``(n,)``, what the prior mean of then adds.
+        lost: ``()``, nats of the trace, at the noise of then: a constant from now on.
+    """
+
+    P: Tensor
+    offset: Tensor
+    lost: Tensor
+
+
+def compress(
+    kernel: Kernel,
+    x: Tensor,
+    z: Tensor,
+    noise: Tensor | float,
+    mean: Mean = zero_mean,
+    jitter: float = 0.0,
+) -> Compressed:
+    r"""Replace the likelihood of data by one of the function at points.
+
+    .. math::
+        \log p(y | f) \to \log N(y; m_f + P (f_b - m_b), N)
+            - \tfrac12 \textstyle\sum_i (k_{ii} - q_{ii}) / \sigma_i^2, \qquad
+        P = K_{fb} K_{bb}^{-1}
+
+    Args:
+        kernel: Covariance function of then.
+        x: ``(n, d)``, inputs of the data.
+        z: ``(m, d)``, the points.
+        noise: ``()`` or ``(n,)``, noise variance of then.
+        mean: Prior mean function of then.
+        jitter: White noise of the prior at the points.
+    """
+    P = kernel(x, z) @ inducing_cov(kernel, z, z, jitter).inverse()
+    left = (kernel(x, x) - P @ kernel(z, x)).diagonal()
+    lost = 0.5 * (left / torch.as_tensor(noise, dtype=x.dtype)).sum(-1)
+    return Compressed(P, mean(x) - _mv(P, mean(z)), lost)
+
+
+def gp_on_compressed(
+    kernel: Kernel,
+    z: Tensor,
+    past: Compressed,
+    y_past: Tensor,
+    x: Tensor,
+    y: Tensor,
+    noise: Tensor | float,
+    x_test: Tensor,
+    mean: Mean = zero_mean,
+    jitter: float = 0.0,
+) -> ExactPosterior:
+    """Exact GP regression on compressed data and raw data, under one noise.
+
+    Args:
+        kernel: Covariance function of now.
+        z: ``(m, d)``, the points of the compression.
+        past: What it kept.
+        y_past: ``(n_past,)``, targets of the data that were compressed.
+        x: ``(n, d)``, inputs of raw data.
+        y: ``(n,)``, their targets.
+        noise: ``()``, noise variance of now.
+        x_test: ``(n_s, d)``, test inputs.
+        mean: Prior mean function of now.
+        jitter: White noise of the prior at the points.
+
+    Returns:
+        Evidence, less what was lost, and the posterior at the test points.
+    """
+    H = torch.block_diag(past.P, torch.eye(len(x), dtype=y.dtype))
+    points, target = torch.cat([z, x]), torch.cat([y_past - past.offset, y])
+    white = jitter * (torch.arange(len(points)) < len(z)).to(y.dtype).diag()
+    C = H @ (kernel(points, points) + white) @ H.mT + _noise_matrix(noise, target)
+    K_sp = kernel(x_test, points) @ H.mT
+    r = target - _mv(H, mean(points))
+    return ExactPosterior(
+        log_marginal=mvn_log_density(r, torch.zeros_like(r), C) - past.lost,
+        mean=mean(x_test) + _mv(K_sp @ C.inverse(), r),
+        cov=kernel(x_test, x_test) - K_sp @ C.inverse() @ K_sp.mT,
+    )
+
+
 class _OldSite(NamedTuple):
     """q_old(a) / p_old(a) = exp(log_scale) N(y_a; a, D_a)."""
 

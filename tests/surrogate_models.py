@@ -1,5 +1,7 @@
 """Data and models that the tests of surrogates share."""
 
+from copy import deepcopy
+
 import torch
 from botorch.models import SingleTaskGP
 from botorch.posteriors import GPyTorchPosterior
@@ -9,7 +11,7 @@ from torch import Tensor
 from torch_ssgp.surrogates import SingleTaskStreamingGP
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
-TOLERANCE = 1e-5
+TOLERANCE = 1e-8
 # Outputs, batch shape, and whether the noise is known.
 KINDS = [
     (m, batch, noisy) for m in (1, 2) for batch in ((), (2,)) for noisy in (False, True)
@@ -38,12 +40,20 @@ def data(
 
 
 def pair(
-    n: int = 12, m: int = 1, batch: tuple[int, ...] = (), noisy: bool = False
+    n: int = 12,
+    m: int = 1,
+    batch: tuple[int, ...] = (),
+    noisy: bool = False,
+    num_inducing: int = 100,
+    **transforms: object,
 ) -> tuple[SingleTaskGP, SingleTaskStreamingGP, Tensor | None]:
     """An exact and a streaming model with the same data and hyperparameters."""
     X, Y = data(n, m, batch)
+    if "outcome_transform" in transforms:
+        Y = (Y - Y.mean(-2, keepdim=True)) / Y.std(-2, keepdim=True)
     Yvar = 0.01 + 0.02 * torch.rand_like(Y) if noisy else None
-    exact, ours = SingleTaskGP(X, Y, Yvar), SingleTaskStreamingGP(X, Y, Yvar)
+    exact = SingleTaskGP(X, Y, Yvar, **deepcopy(transforms))
+    ours = SingleTaskStreamingGP(X, Y, Yvar, num_inducing=num_inducing, **transforms)
     with torch.no_grad():
         for name, parameter in exact.named_parameters():
             if "lengthscale" in name:
@@ -62,7 +72,11 @@ def copy_hyperparameters(
 ) -> None:
     if isinstance(source, SingleTaskStreamingGP):
         source = source.model
-    parameters = dict(source.named_parameters())
+    parameters = {
+        name: parameter
+        for name, parameter in source.named_parameters()
+        if not name.startswith("input_transform")
+    }
     ours = dict(target.model.named_parameters())
     assert set(parameters) == set(ours)
     with torch.no_grad():

@@ -21,12 +21,18 @@ from conftest import FULL
 from torch_ssgp import StreamingGP
 from torch_ssgp.distributed import DistributedStreamingGP
 from torch_ssgp.exceptions import ArgumentError
-from torch_ssgp.update.sharding import Team
 
 RANKS = Path(ranks.__file__)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-EXACT = ("closed form", "empty shard", "own points", "batch shapes", "labels")
-LEARNED = ("learning", "learning twice", "L-BFGS")
+EXACT = (
+    "closed form",
+    "empty shard",
+    "own points",
+    "batch shapes",
+    "missing",
+    "labels",
+)
+LEARNED = ("exact", "learning", "learning twice", "L-BFGS")
 ERRORS = ("nan", "option", "unknown option")
 # One start per number of processes: it takes longer than what is tested.
 SCENARIOS = {
@@ -146,7 +152,10 @@ def test_a_nan_on_one_rank_is_the_same_error_on_all_and_changes_nothing(facts, s
     ("name", "message"),
     [
         ("option", "ArgumentError: The ranks differ in their option num_steps: 0, 1."),
-        ("unknown option", "UnknownOptionError: On rank 0: Distrib"),
+        (
+            "unknown option",
+            "UnknownOptionError: On rank 0: update has no option 'steps'",
+        ),
     ],
 )
 def test_options_must_be_the_same_on_all_ranks(facts, name, message):
@@ -176,19 +185,3 @@ def test_without_a_process_group_the_error_says_how_to_get_one():
         DistributedStreamingGP(StreamingGP(RBFKernel()))
     with pytest.raises(ArgumentError, match="expected a StreamingGP"):
         DistributedStreamingGP(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-@pytest.mark.parametrize(
-    ("num_data", "num_rows"), [(0, 5), (10, 0), (100, 20), (5, 90)]
-)
-def test_every_datum_is_the_work_of_one_rank(size, num_data, num_rows):
-    class Alone(Team):
-        def __init__(self, rank):
-            self.rank, self.size = rank, size
-
-        sum = gather = first = agree = None
-
-    shares = [Alone(rank).share(num_data, num_rows) for rank in range(size)]
-    every = [i for start, count in shares for i in range(start, start + count)]
-    assert every == list(range(num_data))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import torch_ssgp
-from workbench import readme
+from workbench import tables
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -171,9 +171,9 @@ def test_docstrings_are_shown_as_text_and_formulas(site: Path) -> None:
 
 
 def test_readme_is_short_and_shows_what_the_files_say() -> None:
-    text = readme.README.read_text(encoding="utf-8")
+    text = tables.README.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 100
-    assert readme.filled(text) == text, "Run scripts/benchmark.py report."
+    assert tables.filled(text) == text, "Run scripts/benchmark.py tables."
 
 
 def test_no_text_says_that_the_memory_stores_no_data() -> None:

@@ -81,7 +81,8 @@ def test_recall_is_the_inverse_of_absorb(problem):
     rows, prior, s = _projection(problem)
     past = fn.absorb(fn.compress(rows), prior.m_b)
     again = fn.recall(past, rows.L, prior.m_b)
-    torch.testing.assert_close(fn.evidence(again, s), fn.evidence(rows, s))
+    lost = rows.loss / (2 * s)  # sunk: a constant of the bound, and no residual
+    torch.testing.assert_close(fn.evidence(again, s) - lost, fn.evidence(rows, s))
 
 
 def test_sites_say_the_same_as_shared_rows(problem):

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from torch_ssgp import StreamingGP, fused
 from torch_ssgp import functional as fn
-from torch_ssgp.update import UpdateOptions
-from torch_ssgp.update.walk import Update
+from torch_ssgp import fused
 
 
 def rows(batch: tuple[int, ...] = (), m: int = 4, n: int = 7) -> list[Tensor]:
@@ -75,32 +72,3 @@ def _refuses(grad: Tensor) -> bool:
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
     return True
-
-
-@pytest.mark.parametrize("share_noise", [True, False])
-def test_the_inner_loop_sees_the_same_bound(share_noise: bool) -> None:
-    """With a past, raw data, weights and noises of their own."""
-    torch.manual_seed(0)
-    model = StreamingGP(
-        ScaleKernel(RBFKernel()), num_inducing=8, share_noise=share_noise
-    ).double()
-    model.covar_module.base_kernel.lengthscale = 0.1  # well conditioned
-    for _ in range(4):
-        x = torch.rand(10, 1).double()
-        model.update(x, torch.sin(6 * x).squeeze(-1), num_steps=0)
-    x = torch.rand(10, 1).double()
-    data = model.check_data(x, torch.sin(6 * x).squeeze(-1), None)
-    options = UpdateOptions(forget=0.9)
-    update = Update(model.known(data), data, options, model.limits(data))
-    objective = update.objective()
-    objective.start_at(model.summary.inducing_points, learn=True)
-    parameters = [p for p in objective.parameters() if p.requires_grad]
-    values, grads = [], []
-    for _ in range(2):  # the first call takes the plain formulas, for what is lost
-        value = objective.total()[1]
-        values.append(value)
-        grads.append(torch.autograd.grad(value, parameters))
-    torch.testing.assert_close(values[1], values[0], rtol=1e-12, atol=1e-12)
-    largest = max(float(g.abs().max()) for g in grads[0])
-    for a, b in zip(grads[1], grads[0], strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-9 * largest)

@@ -114,8 +114,8 @@ def make(kind, shape, memory_size=None):
     return model
 
 
-def predictions(model, from_memory=False):
-    latent = model(X_TEST, from_memory)
+def predictions(model):
+    latent = model(X_TEST)
     return torch.stack([latent.mean, latent.variance])
 
 
@@ -128,14 +128,8 @@ def test_it_predicts_as_the_stream_in_the_batch(kind, shape, index):
     model = make(kind, shape)
     stream = model[index]
     assert stream.batch_shape == torch.empty(shape)[index].shape
-    for from_memory in (False, True):
-        parts = zip(
-            predictions(stream, from_memory),
-            predictions(model, from_memory),
-            strict=True,
-        )
-        for ours, theirs in parts:
-            torch.testing.assert_close(ours, theirs[index], rtol=0, atol=1e-10)
+    for ours, theirs in zip(predictions(stream), predictions(model), strict=True):
+        torch.testing.assert_close(ours, theirs[index], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -208,6 +202,20 @@ def test_a_fantasy_has_streams_with_gradients():
     fantasy = model.condition_on_observations(x, y)[1]
     fantasy(X_TEST).mean.sum().backward()
     assert y.grad[1].all() and not y.grad[[0, 2]].any()
+
+
+@pytest.mark.parametrize("index", [0, (1, 2), (slice(None), 1)])
+def test_it_has_counted_and_noticed_what_the_stream_in_the_batch_has(index):
+    model = make("own", GRID, memory_size=30)
+    model.update(*draw(GRID, seed=5), num_steps=0)
+    noticed = {"alarm": (*GRID, 3), "alarmed": (*GRID, 3), "rate": GRID}
+    model.memory.replace(**{n: torch.rand(s).double() for n, s in noticed.items()})
+    ours, theirs = model[index].memory, model.memory
+    assert ours.count() == theirs.count()
+    for name in (*noticed, "error", "extremes", "sunk", "bound"):
+        values = theirs.get_buffer(name)
+        assert values.flatten(0, 1).unique(dim=0).size(0) == 6, name
+        assert torch.equal(ours.get_buffer(name), values[index]), name
 
 
 def test_missing_readings_stay_missing():

@@ -85,6 +85,14 @@ def test_values_and_gradients_are_those_of_gpytorch(name: str) -> None:
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 
 
+def test_inputs_far_from_zero_lose_no_digits() -> None:
+    form = read(MaternKernel(1.5).double())
+    assert form is not None
+    x, z = torch.rand(4, 1).double(), torch.rand(6, 1).double()
+    near, far = form.gram(x, z), form.gram(x + 2.0**20, z + 2.0**20)
+    torch.testing.assert_close(far, near, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
 def test_gradients_at_points_that_coincide_are_finite(nu: float) -> None:
     kernel = MaternKernel(nu).double()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import pickle
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,10 +23,29 @@ from torch_ssgp import KeepOld, MultiOutputGP, StreamingGP, branch, merge, setti
 from torch_ssgp.exceptions import ArgumentError, MergeError
 
 Z = torch.linspace(0, 8, 15).double().unsqueeze(-1)
-FIXED = {"num_steps": 0, "inducing_points": Z}
+RAW = {"num_steps": 0}
+FIXED = {"num_steps": 0, "inducing_points": Z}  # compressed at once
 COPIES = {"branch": branch, "plain copy": copy.deepcopy}
-# Data of the base, data of each worker: nothing, some or all of it is compressed.
-SIZES = {"all raw": (6, 5), "the base is raw": (20, 90), "compressed": (120, 90)}
+
+
+class Sizes(NamedTuple):
+    """How much the base and each worker see, and what becomes of it."""
+
+    base: int
+    each: int
+    base_options: dict
+    options: dict
+
+
+CASES = {
+    "all raw": Sizes(6, 5, RAW, RAW),
+    "only the base is raw": Sizes(6, 90, RAW, FIXED),
+    "only the base is compressed": Sizes(120, 5, FIXED, RAW),
+    "all compressed": Sizes(120, 90, FIXED, FIXED),
+}
+# A plain copy must not have compressed its memory since.
+SEPARABLE = [("branch", case) for case in CASES]
+SEPARABLE += [("plain copy", case) for case in CASES if CASES[case].options is RAW]
 TREES = {
     "one call": lambda w, b: merge(w, base=b),
     "backwards": lambda w, b: merge(w[::-1], base=b),
@@ -50,25 +69,35 @@ def make(size: int = 30, kernel=None, **options) -> StreamingGP:
     return StreamingGP(kernel, **options).double()
 
 
-def learn(model, x, y, noise=None, **options):
+def learn(model, x, y, noise=None, options=FIXED):
     """Everything in a few updates."""
     for rows in torch.arange(len(x)).split(45):
         known = None if noise is None else noise[..., rows]
-        model.update(x[rows], y[..., rows], known, **{**FIXED, **options})
+        model.update(x[rows], y[..., rows], known, **options)
     return model
 
 
 def spread(base, x, y, sizes, copied, noise=None):
     """A base, and three models that continued from it."""
-    num_base, num_each = sizes
-    known = noise if noise is None else noise[..., :num_base]
-    learn(base, x[:num_base], y[..., :num_base], known)
-    workers = []
-    for k in range(3):
-        rows = slice(num_base + k * num_each, num_base + (k + 1) * num_each)
+
+    def taught(model, start, count, options):
+        rows = slice(start, start + count)
         known = noise if noise is None else noise[..., rows]
-        workers.append(learn(copied(base), x[rows], y[..., rows], known))
-    return workers
+        return learn(model, x[rows], y[..., rows], known, options)
+
+    taught(base, 0, sizes.base, sizes.base_options)
+    starts = [sizes.base + k * sizes.each for k in range(3)]
+    return [taught(copied(base), k, sizes.each, sizes.options) for k in starts]
+
+
+def at_once(model, x, y, sizes, noise=None):
+    """One model that saw the same; raw data last, since they stay."""
+    first, last = slice(0, sizes.base), slice(sizes.base, None)
+    parts = [(first, sizes.base_options), (last, sizes.options)]
+    for rows, options in parts[:: -1 if sizes.options is FIXED else 1]:
+        known = noise if noise is None else noise[..., rows]
+        learn(model, x[rows], y[..., rows], known, options)
+    return model
 
 
 def check_same(a, b, tolerance=1e-8):
@@ -86,46 +115,68 @@ def check_same(a, b, tolerance=1e-8):
 # -- exactness ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("copied", COPIES)
-def test_three_workers_of_one_base_equal_one_model_that_saw_everything(copied, size):
-    x, y = draw(SIZES[size][0] + 3 * SIZES[size][1])
-    base, one = make(), learn(make(), x, y)
-    workers = spread(base, x, y, SIZES[size], COPIES[copied])
-    kernel = copy.deepcopy(base.covar_module)
-    q = oracles.batch_vfe(
-        lambda a, b: kernel(a, torch.cat([b, b[:1]])).to_dense()[..., :-1].detach(),
-        x,
-        y,
-        Z,
-        base.likelihood.noise.detach(),
-        jitter=settings.jitter.of(torch.float64) * kernel.outputscale.item(),
-    )
-    close = {"rtol": 1e-8, "atol": 1e-8}
+@pytest.mark.parametrize(("copied", "case"), SEPARABLE)
+def test_three_workers_of_one_base_equal_one_model_that_saw_everything(copied, case):
+    sizes = CASES[case]
+    x, y = draw(sizes.base + 3 * sizes.each)
+    base, one = make(60), at_once(make(60), x, y, sizes)
+    workers = spread(base, x, y, sizes, COPIES[copied])
     for tree in TREES.values():
-        merged = tree(workers, base)
-        check_same(merged, one)
-        torch.testing.assert_close(merged.summary.log_evidence, q.bound, **close)
-        torch.testing.assert_close(merged.summary.mean, q.mean, **close)
-        torch.testing.assert_close(merged.summary.covariance, q.cov, **close)
+        check_same(tree(workers, base), one)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("copied", COPIES)
-def test_batches_of_streams_with_a_noise_per_point_are_merged_exactly(copied, size):
-    batch = torch.Size([2])
-    x, y = draw(SIZES[size][0] + 3 * SIZES[size][1], 2)
+@pytest.mark.parametrize("case", ["all raw", "all compressed"])
+def test_models_that_are_merged_are_the_dense_formulas(case):
+    sizes = CASES[case]
+    x, y = draw(sizes.base + 3 * sizes.each)
+    base = make()
+    workers = spread(base, x, y, sizes, branch)
+    kernel, noise = copy.deepcopy(base.covar_module), base.likelihood.noise.detach()
+    merged, close = merge(workers, base=base), {"rtol": 1e-8, "atol": 1e-8}
+
+    def k(a, b):
+        return kernel(a, torch.cat([b, b[:1]])).to_dense()[..., :-1].detach()
+
+    x_test = torch.linspace(-1, 9, 40).double().unsqueeze(-1)
+    if case == "all raw":
+        q = oracles.exact_gp(k, x, y, noise, x_test)
+        bound, mean, cov = q.log_marginal, q.mean, q.cov
+    else:
+        jitter = settings.jitter.of(torch.float64) * kernel.outputscale.item()
+        z = oracles.batch_vfe(k, x, y, Z, noise, jitter=jitter)
+        bound, (mean, cov) = z.bound, oracles.predict(k, Z, z, x_test, jitter=jitter)
+    torch.testing.assert_close(merged.summary.log_evidence, bound, **close)
+    torch.testing.assert_close(merged(x_test).mean, mean, **close)
+    torch.testing.assert_close(merged(x_test).variance, cov.diagonal(), **close)
+
+
+@pytest.mark.parametrize(("copied", "case"), SEPARABLE)
+def test_batches_of_streams_with_a_noise_per_point_are_merged_exactly(copied, case):
+    batch, sizes = torch.Size([2]), CASES[case]
+    x, y = draw(sizes.base + 3 * sizes.each, 2)
     noise = 0.01 + 0.1 * torch.rand_like(y)
 
     def model():
         likelihood = FixedNoiseGaussianLikelihood(torch.ones(2, 1))
         mean = ZeroMean(batch_shape=batch)
-        return make(likelihood=likelihood, batch_shape=batch, mean_module=mean)
+        return make(60, likelihood=likelihood, batch_shape=batch, mean_module=mean)
 
-    base, one = model(), learn(model(), x, y, noise)
-    workers = spread(base, x, y, SIZES[size], COPIES[copied], noise)
+    base, one = model(), at_once(model(), x, y, sizes, noise)
+    workers = spread(base, x, y, sizes, COPIES[copied], noise)
     for tree in ("backwards", "left"):
         check_same(TREES[tree](workers, base), one)
+
+
+@pytest.mark.parametrize("memory_size", [100, 15])
+def test_models_of_separate_data_equal_the_exact_gaussian_process(memory_size):
+    """While everything is raw; the merged model holds as much as its largest part."""
+    x, y = draw(90)
+    models = [learn(make(100), x[k::3], y[k::3], options=RAW) for k in range(3)]
+    models.append(make(memory_size))
+    one = learn(make(100), x, y, options=RAW)
+    merged = merge(models)
+    assert merged.memory.num_raw == 90
+    check_same(merged, one)
 
 
 @pytest.mark.parametrize("memory_size", [15, 30])
@@ -222,8 +273,8 @@ def test_raw_data_of_any_likelihood_are_read_anew(likelihood, copied):
     x, f = draw(60)
     y = (f > 0).double() if likelihood is BernoulliLikelihood else (2 * f).exp().round()
     base = make(200, likelihood=likelihood())
-    workers = spread(base, x, y, (15, 15), COPIES[copied])
-    one = learn(make(200, likelihood=likelihood()), x, y)
+    workers = spread(base, x, y, Sizes(15, 15, RAW, RAW), COPIES[copied])
+    one = learn(make(200, likelihood=likelihood()), x, y, options=RAW)
     check_same(merge(workers, base=base), one, tolerance=1e-6)
 
 
@@ -232,7 +283,7 @@ def test_compressed_data_of_any_likelihood_are_counted_once(likelihood):
     x, f = draw(300)
     y = (f > 0).double() if likelihood is BernoulliLikelihood else (2 * f).exp().round()
     base = make(likelihood=likelihood())
-    workers = spread(base, x, y, (60, 80), branch)
+    workers = spread(base, x, y, Sizes(60, 80, FIXED, FIXED), branch)
     merged = merge(workers, base=base)
     one = learn(make(likelihood=likelihood()), x, y)
     assert merged.memory.num_data == one.memory.num_data == 300
@@ -304,7 +355,8 @@ def test_hyperparameters_can_be_learned_once_on_all_that_is_remembered():
     assert merged.summary.log_evidence > plain.summary.log_evidence
     noise = merged.likelihood.noise.item()
     assert 0.005 < noise < 0.02
-    assert merged.memory.since_learning == 0 < plain.memory.since_learning
+    since = [model.memory.count().since_learning for model in (merged, plain)]
+    assert since[0] == 0 < since[1]
 
 
 def test_models_of_other_places_are_merged_into_one_of_all_places():
@@ -345,17 +397,19 @@ def test_a_merged_model_goes_on_and_forgets():
     assert merged.memory.num_data == 250
 
 
-@pytest.mark.parametrize("copied", COPIES)
-def test_the_base_counts_what_the_most_forgetful_worker_left(copied):
+@pytest.mark.parametrize(
+    ("copied", "options"), [("branch", FIXED), ("branch", RAW), ("plain copy", RAW)]
+)
+def test_the_base_counts_what_the_most_forgetful_worker_left(copied, options):
     x, y = draw(40)
-    base = learn(make(200), x[:20], y[:20])
+    base = learn(make(200), x[:20], y[:20], options=options)
     workers = [COPIES[copied](base) for _ in range(2)]
-    workers[0].update(x[20:30], y[20:30], forget=0.5, **FIXED)
-    workers[1].update(x[30:], y[30:], forget=0.8, **FIXED)
+    workers[0].update(x[20:30], y[20:30], forget=0.5, **options)
+    workers[1].update(x[30:], y[30:], forget=0.8, **options)
     merged = merge(workers, base=base)
     assert merged.memory.num_data == pytest.approx(30)
-    one = learn(make(200), x[:20], y[:20])
-    one.update(x[20:], y[20:], forget=0.5, **FIXED)
+    one = learn(make(200), x[:20], y[:20], options=options)
+    one.update(x[20:], y[20:], forget=0.5, **options)
     check_same(merged, one)
     check_same(merge([workers[0]], base=base), workers[0])
 
@@ -391,19 +445,6 @@ def test_a_branch_survives_the_journey_to_its_worker(how, tmp_path):
         base = StreamingGP.load(tmp_path / "base")
     learn(worker, x[80:], y[80:])
     check_same(merge([worker], base=base), learn(make(), x, y))
-
-
-def test_a_state_from_before_there_were_branches_is_loaded():
-    x, y = draw(100)
-    model = learn(make(), x, y)
-    state = {k: v for k, v in model.state_dict().items() if "memory.base_" not in k}
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    new = make()
-    new.load_state_dict(torch.load(buffer, weights_only=True))
-    check_same(new, model)
-    assert new.memory.base_key == 0
 
 
 def test_models_that_are_merged_stay_as_they_are():
@@ -489,16 +530,58 @@ def test_a_base_that_would_count_twice_is_asked_for():
         merge([branch(base), branch(base)])
 
 
-@pytest.mark.parametrize("change", ["learned", "another base"])
-def test_what_cannot_be_told_apart_is_refused(change):
+@pytest.mark.parametrize("change", ["compressed", "another base"])
+def test_a_copy_that_cannot_be_told_apart_is_refused_with_advice(change):
     x, y = draw(300)
-    base, other = learn(make(), x[:100], y[:100]), learn(make(), x[:50], y[:50])
-    worker = copy.deepcopy(base if change == "learned" else other)
-    if change == "learned":
-        worker.update(x[100:], y[100:], num_steps=3)
-        with pytest.raises(MergeError, match="hyperparameters were learned.*branch"):
-            merge([worker], base=base)
-    else:
-        learn(worker, x[50:60], y[50:60])
-        with pytest.raises(MergeError, match="knows less than base"):
-            merge([worker], base=base)
+    base, other = (learn(make(), x[:n], y[:n], options=RAW) for n in (20, 10))
+    worker = copy.deepcopy(base if change == "compressed" else other)
+    learn(worker, x[100:], y[100:], options=FIXED if change == "compressed" else RAW)
+    with pytest.raises(MergeError, match=r"models\[0\].*torch_ssgp.branch\(base\)"):
+        merge([worker], base=base)
+
+
+def test_a_branch_of_another_base_is_refused():
+    x, y = draw(60)
+    base, other = (learn(make(), x[:n], y[:n], options=RAW) for n in (20, 10))
+    worker = learn(branch(other), x[20:], y[20:], options=RAW)
+    with pytest.raises(MergeError, match="no branch of this base"):
+        merge([worker], base=base)
+
+
+def test_a_branch_keeps_raw_data_as_long_as_any_model():
+    """What it inherited takes no room from what it adds."""
+    x, y = draw(200)
+    base = learn(make(30), x[:100], y[:100])
+    worker = branch(base)
+    for k in range(100, 130):
+        worker.update(x[k : k + 1], y[k : k + 1], **RAW)
+    assert worker.memory.num_raw == 30
+    worker.update(x[130:131], y[130:131], **RAW)
+    assert worker.memory.num_raw == 0
+    assert worker.memory.num_data == 131
+
+
+def test_models_that_drift_are_merged_on_one_clock():
+    """What came last to each came last to all, and data of the same place differ."""
+    x, y = draw(60)
+    models = [learn(make(100), x[k::2], y[k::2], options=RAW) for k in range(2)]
+    for model in models:
+        rate = torch.full_like(model.memory.rate, 0.02)
+        model.memory.replace(rate=rate)
+    merged = merge(models)
+    assert merged.memory.rate == 0.02
+    time, now = merged.memory.time, merged.memory.count().arrived
+    assert now == 60
+    for part in time.split(30):
+        assert torch.equal(part, torch.arange(30, 60).double())
+    kernel = merged.covar_module
+    gap = (time - time.unsqueeze(-1)).abs()
+
+    def k(a, b, late):
+        return (kernel(a, b).to_dense() * torch.exp(-0.02 * late)).detach()
+
+    both = torch.cat([x[0::2], x[1::2]])
+    C = k(both, both, gap) + merged.likelihood.noise.detach() * torch.eye(60).double()
+    weights = torch.linalg.solve(C, torch.cat([y[0::2], y[1::2]]))
+    mean = k(Z, both, now - time) @ weights
+    torch.testing.assert_close(merged(Z).mean, mean, rtol=1e-8, atol=1e-8)

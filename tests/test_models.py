@@ -332,7 +332,7 @@ def test_known_noise_moves_a_shared_summary_to_sites_without_loss():
     noise = model.likelihood.noise.detach().expand(30)
     result = model.update(x[30:], y[30:], noise=noise, num_steps=0, inducing_points=z)
     expected = reference.update(x[30:], y[30:], num_steps=0, inducing_points=z)
-    assert not model.summary.shared_noise and reference.summary.shared_noise
+    assert not model.memory.shared_noise and reference.memory.shared_noise
     torch.testing.assert_close(result.bound, expected.bound, rtol=1e-10, atol=0)
     torch.testing.assert_close(
         result.increment, expected.bound - before, rtol=1e-8, atol=1e-8
@@ -467,7 +467,8 @@ def test_any_kernel_learns_on_a_stream(kernel):
     for i in range(0, 240, 80):
         result = model.update(x[i : i + 80], y[i : i + 80], num_steps=25)
         # What is maximised is not the bound alone, see StreamingObjective.total.
-        assert result.bound >= result.bound_trace[0] - 0.01
+        if result.num_steps:
+            assert result.bound >= result.bound_trace[0] - 0.01
     prior_error = (y - y.mean()).square().mean()
     assert (model(x).mean - y).square().mean() < 0.5 * prior_error
 
@@ -525,15 +526,16 @@ def test_frozen_parts_stay_where_they_are():
     assert model.covar_module.outputscale.item() != state["raw_outputscale"].item()
 
 
-def test_every_inducing_point_may_move():
-    # The memory does not depend on them, so nothing known is projected when they do.
+def test_every_point_of_a_compression_may_move():
     x, y = draw(200)
+    z = torch.linspace(0, 8, 15).double().unsqueeze(-1)
     model = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=15).double()
-    model.update(x[:100], y[:100], num_steps=20)
-    old = model.summary.inducing_points
-    result = model.update(x[100:], y[100:], num_steps=20, inducing_points=old)
-    assert not (model.summary.inducing_points == old).any()
-    assert result.num_kept == 0 and result.num_dropped == len(old)
+    fixed = copy.deepcopy(model).update(x, y, num_steps=40, inducing_points=z)
+    moved = model.update(
+        x, y, num_steps=40, inducing_points=z, learn_inducing_points=True
+    )
+    assert not (model.points == z).any()
+    assert moved.bound > fixed.bound
 
 
 def test_forgetting_discounts_the_past():
@@ -625,7 +627,7 @@ def test_a_fantasy_made_in_inference_mode_can_be_used_in_any():
     with torch.no_grad():
         plain = model.condition_on_observations(x[:3] + 1, y[:3])
     assert not any(buffer.requires_grad for buffer in plain.buffers())
-    assert torch.equal(fantasy(x).mean, plain(x).mean)
+    torch.testing.assert_close(fantasy(x).mean, plain(x).mean, rtol=0, atol=1e-12)
     points = x.clone().requires_grad_()
     fantasy(points).mean.sum().backward()
     assert points.grad is not None
@@ -706,27 +708,28 @@ def test_repeated_predictions_factor_nothing(monkeypatch):
         lambda *a, **k: calls.append(1) or original(*a, **k),
     )
     first = model(x).mean
-    assert len(calls) == 2
+    assert len(calls) == 0  # the factor of the update
     for mode in (True, False):
         model.train(mode)
         assert torch.equal(model(x).mean, first)
         model(x).variance  # noqa: B018
-    assert len(calls) == 2
+    assert len(calls) == 0
     model.covar_module.base_kernel.lengthscale = 2.0
     assert not torch.allclose(model(x).mean, first)
-    assert len(calls) == 4
+    assert len(calls) == 1
 
 
 def test_predictions_have_the_jitter_that_is_set():
     x, y = draw(50)
     model = make(RBFKernel())
-    model.update(x, y, num_steps=0)
+    model.update(x, y, num_steps=0, inducing_points=x[::5])
     with settings.jitter(1e-2):
         large = copy.deepcopy(model)(x).mean
     small = model(x).mean
+    assert not torch.allclose(large, small)
     with settings.jitter(1e-2):
-        assert torch.equal(model(x).mean, large) and not torch.equal(large, small)
-    assert torch.equal(model(x).mean, small)
+        torch.testing.assert_close(model(x).mean, large, rtol=0, atol=1e-10)
+    torch.testing.assert_close(model(x).mean, small, rtol=0, atol=1e-10)
 
 
 def test_predict_adds_the_noise_of_the_likelihood():
@@ -759,25 +762,22 @@ def test_state_dict_loads_into_a_model_with_another_number_of_points():
     other.update(x[:5], y[:5], num_steps=0, inducing_points=x[:3])
     other.load_state_dict(state)
     for copied in (fresh, other):
-        assert torch.equal(copied(x).mean, model(x).mean)
+        assert_same_posterior(copied, model, x, 1e-10)
         result = copied.update(x, y, num_steps=3)
         expected = copy.deepcopy(model).update(x, y, num_steps=3)
-        assert torch.equal(result.bound, expected.bound)
+        torch.testing.assert_close(result.bound, expected.bound, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        {"summary.g": None},
-        {"summary.U": lambda U: U[:, :5]},
-        {"summary.prior_mean": lambda m: m[:5]},
-        {"summary.prior_cholesky": lambda L: L[:5]},
-        {"memory.points": lambda z: z[:-1]},
-        {"summary.residual": lambda rho: rho.expand(3)},
-        {"summary.inducing_points": lambda z: z.squeeze(-1)},
+        {"memory.g": None},
+        {"memory.g": lambda g: g[:5]},
+        {"memory.points": lambda z: z.squeeze(-1)},
+        {"memory.row_residual": lambda rho: rho.expand(3)},
     ],
 )
-def test_a_summary_that_is_not_whole_is_not_loaded(damage):
+def test_a_memory_that_is_not_whole_is_not_loaded(damage):
     model, x, _ = _trained()
     state, before = model.state_dict(), model(x).mean
     for name, change in damage.items():
@@ -792,20 +792,18 @@ def test_a_summary_that_is_not_whole_is_not_loaded(damage):
                 loading.load_state_dict(state, strict=strict)
     assert torch.equal(model(x).mean, before)
     assert fresh.summary.is_empty and not fresh(x).mean.any()
-    parts = ("summary.", "memory.")
-    rest = {name: t for name, t in state.items() if not name.startswith(parts)}
+    rest = {name: t for name, t in state.items() if not name.startswith("memory.")}
     fresh.load_state_dict(rest, strict=False)
     assert fresh.likelihood.noise == model.likelihood.noise
 
 
-@pytest.mark.filterwarnings("ignore::torch_ssgp.exceptions.FlattenedWarning")
 def test_a_state_stays_when_the_model_goes_on():
     model, x, y = _trained()
     state, before = model.state_dict(), model(x).mean
     model.update(x, 2 * y, num_steps=5)
     fresh = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=12).double()
     fresh.load_state_dict(state)
-    assert torch.equal(fresh(x).mean, before)
+    torch.testing.assert_close(fresh(x).mean, before, rtol=0, atol=1e-10)
     assert model.state_dict(keep_vars=True)["likelihood.noise_covar.raw_noise"] is (
         model.likelihood.raw_noise
     )
@@ -825,10 +823,10 @@ def test_copies_and_pickles_keep_the_posterior():
     model, x, _ = _trained()
     before = model(x)  # fills the cache
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(copied(x).mean, before.mean)
+        torch.testing.assert_close(copied(x).mean, before.mean, rtol=0, atol=1e-10)
 
 
-def test_nothing_in_the_summary_asks_for_gradients():
+def test_nothing_in_the_memory_asks_for_gradients():
     model, _, _ = _trained()
     assert not any(b.requires_grad for b in model.buffers())
     assert all(b.grad_fn is None for b in model.buffers())
@@ -837,7 +835,6 @@ def test_nothing_in_the_summary_asks_for_gradients():
 # -- what data may be ----------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::torch_ssgp.exceptions.FlattenedWarning")
 @pytest.mark.parametrize(
     ("likelihood", "optimizer"),
     [

@@ -111,6 +111,26 @@ def test_vfe_is_below_and_power_ep_between(data):
     )
 
 
+def test_compressed_data_alone_are_vfe_and_points_at_the_data_lose_nothing(data):
+    (x, y, noise), (x_new, y_new, _), z, _, x_test = data
+    kernel, nothing = matern(), (x_test[:0], y[:0])
+    past = oracles.compress(kernel, x, z, 0.1, linear_mean, JITTER)
+    gp = oracles.gp_on_compressed(
+        kernel, z, past, y, *nothing, 0.1, x_test, linear_mean, JITTER
+    )
+    vfe = oracles.batch_vfe(kernel, x, y, z, 0.1, linear_mean, JITTER)
+    mean, cov = oracles.predict(kernel, z, vfe, x_test, linear_mean, JITTER)
+    assert_same(SparsePosterior(*gp), SparsePosterior(vfe.bound, mean, cov), 1e-7)
+    past = oracles.compress(kernel, x, x, 0.1, linear_mean)
+    other = matern(0.6, 0.8)  # what was compressed is still exact
+    gp = oracles.gp_on_compressed(
+        other, x, past, y, x_new, y_new, 0.2, x_test, other_mean
+    )
+    x_all, y_all = torch.cat([x, x_new]), torch.cat([y, y_new])
+    exact = oracles.exact_gp(other, x_all, y_all, 0.2, x_test, other_mean)
+    assert_same(SparsePosterior(*gp), SparsePosterior(*exact), 1e-7)
+
+
 @pytest.mark.parametrize("alpha", [0.0, *ALPHAS])
 @pytest.mark.parametrize("mean", [oracles.zero_mean, linear_mean])
 def test_first_bound_plus_online_bound_is_the_batch_bound(data, alpha, mean):

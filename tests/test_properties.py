@@ -296,10 +296,14 @@ def diagonal(model, x):
     return model(x).lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1).detach().double()
 
 
-def assert_same_bits(a, b, x):
+def assert_same_state(a, b):
     theirs = tensors(b)
     for name, tensor in tensors(a).items():
         assert torch.equal(tensor, theirs[name]), name
+
+
+def assert_same_bits(a, b, x):
+    assert_same_state(a, b)
     for ours, other in zip(moments(a, x), moments(b, x), strict=True):
         assert torch.equal(ours, other)
 
@@ -339,11 +343,10 @@ def test_every_number_is_finite(stream, ops):
             result.increment,
             result.bound_trace,
             result.projection_loss,
-            result.projection_loss_before,
         ):
             assert torch.isfinite(value).all()
     # Not GPyTorch's buffers: upper bounds of constraints are infinite.
-    for name, tensor in (*model.named_parameters(), *model.summary.named_buffers()):
+    for name, tensor in (*model.named_parameters(), *model.memory.named_buffers()):
         assert torch.isfinite(tensor).all(), name
     for posterior in (model(x), model.predict(x)):
         assert torch.isfinite(posterior.mean).all()
@@ -470,22 +473,23 @@ def test_how_a_batch_was_split_does_not_matter(stream, size, cuts):
 
 
 @given(streams(), HISTORIES, HISTORIES, st.sampled_from(["deepcopy", "save"]))
-def test_a_copy_goes_on_with_the_same_bits(stream, before, after, kind):
+def test_copies_go_on_with_the_same_bits(stream, before, after, kind):
+    """The model itself may differ by rounding: its factor was extended, theirs is new."""
     model, _ = replay(stream, before)
-    twin, _ = Op(kind)(model, stream, 0)
+    copies = [copy.deepcopy(model), Op(kind)(model, stream, 0)[0]]
     x = stream.test_points()
-    assert_same_bits(model, twin, x)
-    model, _ = replay(stream, after, model)
-    twin, _ = replay(stream, after, twin)
-    assert_same_bits(model, twin, x)
+    assert_same_state(model, copies[0])
+    assert_same_bits(*copies, x)
+    copies = [replay(stream, after, each)[0] for each in copies]
+    assert_same_bits(*copies, x)
 
 
 @given(streams(), HISTORIES, st.integers(1, 5), KNOWN)
 def test_conditioning_leaves_the_model_as_it_was(stream, ops, size, noise):
     model, _ = replay(stream, ops)
     x = stream.test_points()
-    before = copy.deepcopy(model)
-    kept = tensors(model)
+    kept, before = tensors(model), moments(model, x)
     Op("condition", size, noise=noise)(model, stream, 50)
     assert all(tensors(model)[name] is tensor for name, tensor in kept.items())
-    assert_same_bits(model, before, x)
+    for ours, theirs in zip(moments(model, x), before, strict=True):
+        assert torch.equal(ours, theirs)

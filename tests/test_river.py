@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import doctest
 import importlib
 import math
@@ -20,9 +21,10 @@ import torch_ssgp.river
 import torch_ssgp.river_base
 from examples import river_stream
 from torch_ssgp import StreamingGP, UpdateOptions
-from torch_ssgp.estimators import default_kernel, default_likelihood, learn
+from torch_ssgp.estimators import default_kernel, default_likelihood
 from torch_ssgp.exceptions import (
     ArgumentError,
+    BudgetWarning,
     FactorizationError,
     MissingDependencyError,
     StreamingGPWarning,
@@ -89,8 +91,6 @@ def test_many_are_learned_as_one_by_one_where_hyperparameters_are_fixed():
     for x, y in regression_stream():
         one.learn_one(x, y)
     many.learn_many(*as_frames(regression_stream()))
-    # From the memory: the two chose other inducing points.
-    one.from_memory = many.from_memory = True
     for x, _ in regression_stream(10, seed=1):
         assert one.predict_one(x) == pytest.approx(many.predict_one(x), abs=1e-6)
 
@@ -98,10 +98,10 @@ def test_many_are_learned_as_one_by_one_where_hyperparameters_are_fixed():
 # -- the same numbers -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("from_memory", [False, True])
-def test_learning_is_update(from_memory):
-    model = small(StreamingGPRegressor, from_memory=from_memory)
-    expected = StreamingGP(default_kernel(2), num_inducing=10).double()
+def test_learning_is_update():
+    model = small(StreamingGPRegressor)
+    expected = StreamingGP(default_kernel(2), default_likelihood(), num_inducing=10)
+    expected = expected.double()
     model.learn_many(*as_frames(regression_stream()))
     x, y = as_tensors(regression_stream())
     expected.update(x, y, num_steps=5)
@@ -110,7 +110,7 @@ def test_learning_is_update(from_memory):
     x, y = as_tensors(regression_stream(3, seed=1))
     for k in range(3):
         expected.update(x[k : k + 1], y[k : k + 1], num_steps=5)
-    prediction = expected.predict(x, from_memory=from_memory)
+    prediction = expected.predict(x)
     X, _ = as_frames(regression_stream(3, seed=1))
     series = model.predict_many(X)
     assert series.index.equals(X.index)
@@ -121,18 +121,21 @@ def test_learning_is_update(from_memory):
         assert distribution.sigma == pytest.approx(prediction.stddev[k].item())
 
 
-def test_nothing_is_forgotten_unless_told(monkeypatch):
-    powers = []
-
-    def spy(model, x, y, options):
-        powers.append(options.forget)
-        return learn(model, x, y, options)
-
-    monkeypatch.setattr(torch_ssgp.river_base, "learn", spy)
-    for options in (None, UpdateOptions(forget="auto", num_steps=2)):
-        model = StreamingGPRegressor(num_inducing=5, options=options)
-        model.learn_one({"a": 1.0}, 1.0)
-    assert powers == [1.0, "auto"]
+def test_the_past_is_left_behind_where_the_evidence_is_overwhelming():
+    rng = np.random.default_rng(0)
+    errors = {}
+    for forget in ("default", 1.0):
+        options = None if forget == "default" else UpdateOptions(forget=forget)
+        model = StreamingGPRegressor(num_inducing=30, options=options)
+        for sign in (1, -5):
+            x = rng.uniform(0, 6, 120)
+            y = sign * np.sin(x) + 0.1 * rng.standard_normal(120)
+            for v, t in zip(x.tolist(), y.tolist(), strict=True):
+                model.learn_one({"x": v}, t)
+        grid = np.linspace(0, 6, 50)
+        mean = model.predict_many(pd.DataFrame({"x": grid}))
+        errors[forget] = np.abs(mean + 5 * np.sin(grid)).mean()
+    assert errors["default"] < 0.3 < errors[1.0]
 
 
 def test_an_interval_holds_its_share_of_targets():
@@ -333,6 +336,52 @@ def test_pipelines_and_metrics_take_it():
     assert metric.get() > 0.7
 
 
+def test_a_scaler_that_goes_on_learning_does_little_harm():
+    stream = list(datasets.TrumpApproval().take(300))
+    plain, scaled = (
+        evaluate.progressive_val_score(stream, model, metrics.MAE()).get()
+        for model in (
+            StreamingGPRegressor(),
+            preprocessing.StandardScaler() | StreamingGPRegressor(),
+        )
+    )
+    assert scaled < 1.15 * plain
+
+
+def test_too_few_points_are_a_matter_of_its_own_arguments():
+    model = StreamingGPRegressor(num_inducing=4, options=CLOSED_FORM)
+    x = np.linspace(0, 20, 80)
+    with pytest.warns(BudgetWarning, match="Raise num_inducing") as caught:
+        model.learn_many(pd.DataFrame({"x": x}), pd.Series(np.sin(3 * x)))
+    assert "policy" not in str(caught[0].message)
+
+
+@pytest.mark.parametrize("kind", [StreamingGPRegressor, StreamingGPClassifier])
+def test_a_wrong_name_names_the_right_one(kind):
+    with pytest.raises(TypeError, match="'batchsize'. Did you mean batch_size"):
+        kind(batchsize=3)
+    with pytest.raises(TypeError, match=r"options=UpdateOptions\(num_steps=\.\.\.\)"):
+        kind(num_steps=3)
+
+
+def test_from_memory_is_a_word_of_the_past():
+    with pytest.warns(DeprecationWarning, match="Leave it out"):
+        StreamingGPRegressor(from_memory=True)
+
+
+@pytest.mark.parametrize(
+    "value, advice",
+    [
+        (dt.datetime(2026, 1, 1), r"x\['when'\]\.timestamp\(\) / 86400"),
+        (dt.date(2026, 1, 1), r"x\['when'\]\.toordinal\(\)"),
+        (dt.timedelta(hours=1), r"x\['when'\]\.total_seconds\(\) / 86400"),
+    ],
+)
+def test_a_time_is_to_be_made_a_number(value, advice):
+    with pytest.raises(ValueError, match=f"Convert it to days, such as {advice}"):
+        StreamingGPRegressor().learn_one({"when": value}, 1.0)
+
+
 @pytest.mark.parametrize("kind", [StreamingGPRegressor, StreamingGPClassifier])
 def test_a_copy_goes_on_as_the_original(kind):
     stream = regression_stream if kind is StreamingGPRegressor else labelled_stream
@@ -527,7 +576,7 @@ def test_examples_in_the_docstrings_run():
 
 
 def test_the_example_predicts_better_than_its_neighbours(tmp_path, capsys):
-    tracks = river_stream.main(num_data=100, num_steps=20, out=tmp_path)
+    tracks = river_stream.main(num_data=100, out=tmp_path)
     assert tracks["StreamingGPRegressor"].mae < tracks["KNNRegressor"].mae
     assert tracks["StreamingGPRegressor"].coverage > 0.5
     assert (tmp_path / "river_stream.png").stat().st_size > 10_000

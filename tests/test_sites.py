@@ -18,13 +18,18 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.means import ConstantMean, ZeroMean
 
-from oracles import OldPosterior, SparsePosterior, streaming_elbo_four_terms
+from oracles import (
+    OldPosterior,
+    SparsePosterior,
+    inducing_cov,
+    streaming_elbo_four_terms,
+)
 from torch_ssgp import StreamingGP, exceptions, settings
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.likelihoods import expected_log_prob, softmax_bound
-from torch_ssgp.memory import Data
+from torch_ssgp.memory import Data, Rows
 from torch_ssgp.update.objective import GaussianObjective, Prior
-from torch_ssgp.update.sites import ROUND, SiteObjective, basis
+from torch_ssgp.update.sites import ROUND, SiteObjective
 from workbench import likelihoods as tables
 from workbench.streams import banana
 
@@ -65,9 +70,8 @@ def objective_for(likelihood, num_data=40, num_inducing=8, kernel=None):
     )
     objective = SiteObjective(
         Prior(ZeroMean(), kernel or scaled_rbf(), likelihood.double()),
+        Rows(x.new_zeros(0, 1), past),
         data,
-        x.new_zeros(0, 1),
-        past,
         shared_noise=False,
         alpha=0.0,
         jitter=1e-8,
@@ -86,7 +90,7 @@ def objective_for(likelihood, num_data=40, num_inducing=8, kernel=None):
 def test_e_steps_never_decrease_the_bound(likelihood, outputscale):
     objective = objective_for(likelihood, kernel=scaled_rbf(outputscale))
     with torch.no_grad():
-        trace = objective.settle(basis(objective.prior(), objective.past))
+        trace = objective.settle(objective.basis())
     assert objective.settled
     assert (trace.diff() >= -1e-10 * trace[-1].abs()).all()
     assert trace[-1] > trace[0] + 1
@@ -99,7 +103,7 @@ def test_sites_of_any_likelihood_have_positive_precision(likelihood):
     objective = objective_for(likelihood)
     with torch.no_grad():
         objective.data.y[::7] = targets_for(BetaLikelihood(), objective.data.x)[::7]
-        trace = objective.settle(basis(objective.prior(), objective.past))
+        trace = objective.settle(objective.basis())
     assert (objective.sites.precision > 0).all()
     assert torch.isfinite(trace).all()
     assert trace[-1] > trace[0]
@@ -111,7 +115,7 @@ def test_outliers_of_a_student_t_get_little_weight():
     objective = objective_for(likelihood)
     objective.data.y[5] += 20.0
     with torch.no_grad():
-        objective.settle(basis(objective.prior(), objective.past))
+        objective.settle(objective.basis())
     precision = objective.sites.precision
     assert 0 < precision[5] < 1e-2 * precision.median()
     # Where the density curves upwards the site is that of reweighted least squares.
@@ -126,16 +130,15 @@ def test_gaussian_sites_give_the_closed_form():
     objective = objective_for(likelihood)
     closed = GaussianObjective(
         Prior(objective.mean, objective.kernel, likelihood),
+        objective.rows,
         objective.data,
-        objective.z_a,
-        objective.past,
         shared_noise=False,
         alpha=0.0,
         jitter=1e-8,
     )
     closed.start_at(objective.z.detach())
     with torch.no_grad():
-        trace = objective.settle(basis(objective.prior(), objective.past))
+        trace = objective.settle(objective.basis())
         expected = closed.total()[1]
     torch.testing.assert_close(trace[1], expected, rtol=1e-10, atol=1e-8)
     torch.testing.assert_close(objective.sites.target, objective.data.y)
@@ -150,10 +153,14 @@ def bernoulli_stream(num_batches=3, num_data=30):
         yield x, targets_for(BernoulliLikelihood(), x).long()
 
 
+def dense(kernel):
+    return lambda a, b: kernel(a, b).to_dense().detach()
+
+
 def oracle_elbo(kernel, x, y, z, old, mean, cov):
     likelihood = BernoulliLikelihood().double()
     return streaming_elbo_four_terms(
-        lambda a, b: kernel(a, b).to_dense(),
+        dense(kernel),
         x,
         y.double(),
         z,
@@ -168,7 +175,7 @@ def oracle_elbo(kernel, x, y, z, old, mean, cov):
 def test_streaming_bernoulli_is_stationary_in_q_and_equals_the_papers_objective():
     """Over batches with other inducing points each, at fixed hyperparameters."""
     kernel = scaled_rbf(lengthscale=0.8)
-    model = StreamingGP(kernel, BernoulliLikelihood(), memory_size=100).double()
+    model = StreamingGP(kernel, BernoulliLikelihood()).double()
     old = None
     with settings.jitter(JITTER):
         for k, (x, y) in enumerate(bernoulli_stream()):
@@ -176,9 +183,10 @@ def test_streaming_bernoulli_is_stationary_in_q_and_equals_the_papers_objective(
             result = model.update(x, y, num_steps=0, inducing_points=z)
             assert result.converged
             summary = model.summary
+            prior_cov = inducing_cov(dense(kernel), z, z, JITTER)
             if old is not None:
                 # In whitened coordinates, b = L w, q(w) = N(mu, S).
-                L = summary.prior_cholesky
+                L = torch.linalg.cholesky(prior_cov)
                 mu = torch.linalg.solve(L, summary.mean).requires_grad_()
                 S = torch.linalg.solve(L, torch.linalg.solve(L, summary.covariance).mT)
                 S.requires_grad_()
@@ -186,9 +194,9 @@ def test_streaming_bernoulli_is_stationary_in_q_and_equals_the_papers_objective(
                 torch.testing.assert_close(elbo, result.increment, rtol=1e-8, atol=1e-7)
                 for gradient in torch.autograd.grad(elbo, (mu, S)):
                     assert gradient.abs().max() < 1e-6
-            prior_cov = summary.prior_cholesky @ summary.prior_cholesky.mT
+            nothing = torch.zeros_like(summary.mean)
             old = OldPosterior(
-                z, summary.mean, summary.covariance, summary.prior_mean, prior_cov
+                z, summary.mean, summary.covariance, nothing, prior_cov
             )
 
 
@@ -237,7 +245,8 @@ def test_any_likelihood_streams(likelihood):
     assert torch.isfinite(model.predict(x).mean).all()
     assert model.summary.num_data == 75
     # Never an indefinite past: q is narrower than its prior.
-    prior = model.summary.prior_cholesky @ model.summary.prior_cholesky.mT
+    z = model.summary.inducing_points.double()
+    prior = inducing_cov(dense(model.covar_module.double()), z, z, 1e-8)
     assert torch.linalg.eigvalsh(prior - model.summary.covariance).min() > -1e-8
 
 
@@ -361,7 +370,7 @@ def test_labels_may_come_class_by_class(first):
     model = StreamingGP(
         ScaleKernel(RBFKernel(ard_num_dims=2)),
         likelihood=BernoulliLikelihood(),
-        num_inducing=20,
+        num_inducing=40,
     ).double()
     learned = [model.update(x[i], y[i], num_steps=40).learned for i in order.split(40)]
     assert not learned[0]  # one class says nothing about the kernel

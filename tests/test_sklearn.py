@@ -31,7 +31,7 @@ from sklearn.utils.estimator_checks import (
 import torch_ssgp.sklearn
 from examples import sklearn_pipeline
 from torch_ssgp import StreamingGP, UpdateOptions
-from torch_ssgp.estimators import default_likelihood
+from torch_ssgp.estimators import default_likelihood, learn
 from torch_ssgp.exceptions import ArgumentError, MissingDependencyError
 from torch_ssgp.sklearn import StreamingGPClassifier, StreamingGPRegressor
 
@@ -70,20 +70,11 @@ def given_hyperparameters(**options):
 # -- scikit-learn's checks ------------------------------------------------------------
 
 
-EXPECTED_FAILURES = {
-    "check_sample_weight_equivalence_on_dense_data": (
-        "Hyperparameters start from what is read off the rows, whatever their weights, "
-        "and take a number of steps. Where they are given it holds, see below."
-    )
-}
-
-
 @parametrize_with_checks(
     [
         StreamingGPRegressor(num_inducing=15, options=FEW_STEPS),
         StreamingGPClassifier(num_inducing=15, options=FEW_STEPS),
-    ],
-    expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
+    ]
 )
 def test_scikit_learn_finds_no_failure(estimator, check):
     check(estimator)
@@ -116,10 +107,32 @@ def test_weights_are_remembered_from_call_to_call():
     assert float(weighted.model_.summary.num_data) == weight.sum()
 
 
+@pytest.mark.parametrize("likelihood", [GaussianLikelihood, BernoulliLikelihood])
+def test_the_evidence_counts_a_weight_as_so_many_data(likelihood):
+    X, y = regression_data(12)
+    x, y = torch.from_numpy(X), torch.from_numpy(y)
+    if likelihood is BernoulliLikelihood:
+        y = (y > 0).double()
+    weight = torch.arange(1, 13).double() % 4 + 1
+    copies = weight.long()
+    bounds, means = [], []
+    for data, powers in (
+        ((x, y), weight),
+        ((x.repeat_interleave(copies, 0), y.repeat_interleave(copies)), None),
+    ):
+        model = StreamingGP(ScaleKernel(RBFKernel()), likelihood()).double()
+        result = learn(model, *data, CLOSED_FORM, weight=powers)
+        bounds.append(result.bound)
+        means.append(model(x).mean.detach())
+        assert float(model.num_data) == weight.sum()
+    torch.testing.assert_close(*bounds, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(*means, rtol=1e-5, atol=1e-6)
+
+
 def test_all_targets_of_a_row_have_its_weight():
     X, y = regression_data(20)
     weight = np.arange(20) % 3
-    model = given_hyperparameters(from_memory=True)
+    model = given_hyperparameters()
     Y = np.column_stack([y, y**2])
     model.fit(X, Y, sample_weight=weight)
     for k in range(2):
@@ -145,13 +158,10 @@ def test_a_weight_divides_the_noise():
 # -- the same numbers -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("from_memory", [False, True])
-def test_partial_fit_is_update(from_memory):
+def test_partial_fit_is_update():
     X, y = regression_data(60)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
-    estimator = StreamingGPRegressor(
-        kernel, num_inducing=10, options=FEW_STEPS, from_memory=from_memory
-    )
+    estimator = StreamingGPRegressor(kernel, num_inducing=10, options=FEW_STEPS)
     model = StreamingGP(deepcopy(kernel), default_likelihood(), num_inducing=10)
     model = model.double()
     for rows in np.array_split(np.arange(60), 3):
@@ -159,11 +169,10 @@ def test_partial_fit_is_update(from_memory):
         x, t = torch.from_numpy(X[rows]), torch.from_numpy(y[rows])
         result = model.update(x, t, num_steps=10)
     x = torch.from_numpy(X)
-    latent = model(x, from_memory).mean.detach()
-    target = model.predict(x, from_memory=from_memory).stddev.detach()
+    latent, target = model(x).mean.detach(), model.predict(x).stddev.detach()
     mean, std = estimator.predict(X, return_std=True, include_noise=True)
-    np.testing.assert_array_equal(mean, latent)
-    np.testing.assert_array_equal(std, target)
+    np.testing.assert_allclose(mean, latent, rtol=1e-12)
+    np.testing.assert_allclose(std, target, rtol=1e-12)
     assert torch.equal(estimator.result_.bound, result.bound)
 
 
@@ -188,7 +197,7 @@ def test_predictions_have_the_meaning_of_gaussian_process_regressor():
     theirs = GaussianProcessRegressor(
         ConstantKernel(1.7) * Matern(0.9, nu=2.5), alpha=NOISE, optimizer=None
     ).fit(X, y)
-    ours = given_hyperparameters(from_memory=True).fit(X, y)  # all data are in it
+    ours = given_hyperparameters().fit(X, y)
     for options in ({"return_std": True}, {"return_cov": True}):
         for a, b in zip(
             ours.predict(X_test, **options),
@@ -213,7 +222,7 @@ def test_fit_begins_anew():
     assert used.n_features_in_ == 1
 
 
-@pytest.mark.parametrize("unit", [1e-4, 1e-2, 1e4])
+@pytest.mark.parametrize("unit", [1e-12, 1e-6, 1e-4, 1e-2, 1e4])
 def test_units_of_targets_do_not_matter(unit):
     X, y = regression_data()
     usual = StreamingGPRegressor(options=FEW_STEPS).fit(X, y)
@@ -222,6 +231,17 @@ def test_units_of_targets_do_not_matter(unit):
     found, spread = other.predict(X, return_std=True)
     np.testing.assert_allclose(found / unit, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(spread / unit, deviation, rtol=1e-4)
+
+
+@pytest.mark.parametrize("level", [0.0, 1e-6, 5.0])
+def test_constant_targets_are_constant(level):
+    X, _ = regression_data(40)
+    model = StreamingGPRegressor(num_inducing=20)
+    for rows in np.array_split(np.arange(40), 4):
+        model.partial_fit(X[rows], np.full(len(rows), level))
+        mean, std = model.predict(X, return_std=True, include_noise=True)
+        np.testing.assert_allclose(mean, level, rtol=1e-3, atol=1e-9)
+        assert (std < 1e-3).all()
 
 
 def test_units_of_features_do_not_matter():
@@ -386,11 +406,34 @@ def test_options_may_change_between_calls():
     model.set_params(options=UpdateOptions(num_steps=3, learn_hyperparameters=True))
     model.partial_fit(X, y)
     assert model.result_.num_steps <= 3
-    model.set_params(from_memory=True)
-    x = torch.from_numpy(X)
-    np.testing.assert_array_equal(
-        model.predict(X), model.model_(x, from_memory=True).mean.detach()
-    )
+
+
+def test_options_are_parameters_too():
+    model = StreamingGPRegressor()
+    assert model.get_params()["options__num_steps"] == UpdateOptions().num_steps
+    model.set_params(options__num_steps=3, num_inducing=7)
+    assert (model.options, model.num_inducing) == (UpdateOptions(num_steps=3), 7)
+    model.set_params(options=FEW_STEPS, options__lr=0.2)
+    assert clone(model).options == UpdateOptions(num_steps=10, lr=0.2)
+    with pytest.raises(ValueError, match="Did you mean num_steps"):
+        model.set_params(options__num_step=3)
+
+
+@pytest.mark.parametrize("kind", [StreamingGPRegressor, StreamingGPClassifier])
+def test_a_wrong_name_names_the_right_one(kind):
+    with pytest.raises(TypeError, match="'num_inducin'. Did you mean num_inducing"):
+        kind(num_inducin=3)
+    with pytest.raises(TypeError, match=r"options=UpdateOptions\(num_steps=\.\.\.\)"):
+        kind(num_steps=3)
+    with pytest.raises(TypeError, match="Did you mean num_steps"):
+        UpdateOptions(num_step=3)
+
+
+def test_from_memory_is_a_word_of_the_past():
+    X, y = regression_data(10)
+    model = StreamingGPRegressor(from_memory=True, options=CLOSED_FORM)
+    with pytest.warns(DeprecationWarning, match="Leave it out"):
+        model.fit(X, y)
 
 
 def test_pipelines_and_searches_take_it():
@@ -402,6 +445,11 @@ def test_pipelines_and_searches_take_it():
         model, {"options": [CLOSED_FORM, FEW_STEPS], "num_inducing": [5, 15]}, cv=3
     ).fit(X, y)
     assert search.best_params_["num_inducing"] == 15
+    search = GridSearchCV(
+        pipeline, {"streaminggpregressor__options__num_steps": [1, 9]}
+    )
+    search.fit(X, y)
+    assert search.best_estimator_[-1].options.num_steps in (1, 9)
     X, y = labelled_data(45)
     model = StreamingGPClassifier(num_inducing=15, options=FEW_STEPS)
     assert cross_val_score(model, X, y, cv=3).mean() > 0.8

@@ -178,15 +178,15 @@ def test_nothing_is_ahead_of_the_stream():
     assert int(model.summary.num_data) == 60
 
 
-def test_options_and_memory_are_passed_on():
+def test_options_are_passed_on():
     model = make_model(memory_size=60)
     options = UpdateOptions(num_steps=0, forget=0.5)
     batches = make_batches()
     for _ in stream(model, batches[:2], options):
         pass
     x, y = batches[2]
-    (record,) = stream(deepcopy(model), [(x, y)], options, from_memory=True)
-    error = y - model.predict(x, from_memory=True).mean
+    (record,) = stream(deepcopy(model), [(x, y)], options)
+    error = y - model.predict(x).mean
     assert record.rmse == pytest.approx(error.square().mean().sqrt().item())
     assert record.forget == 0.5
     (wide,) = stream(deepcopy(model), [(x, y)], options, level=0.999999)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from workbench import streams
+from workbench import change_streams, hard_streams, streams
 
 
 def assert_first_batch_is_standardised(stream: streams.Stream) -> None:
@@ -30,7 +30,6 @@ MADE_UP = [
     streams.growing_range,
     streams.revisiting,
     streams.repeated_iid,
-    streams.drift,
 ]
 
 
@@ -184,18 +183,6 @@ def test_repeated_iid_has_200_batches():
     assert all(x.max() - x.min() > 8 for x, _ in stream.batches)
 
 
-def test_drift_turns_the_function_over():
-    stream = streams.drift(noise=0.0, num_test=50)
-    assert len(stream.test_batches) == len(stream) == 40
-    x, y = stream.test_batches[-1]
-    assert x is stream.x_test and y is stream.y_test
-    # Half a turn later f is -f_0: the first test set, negated, is on the last curve.
-    x_all = torch.cat([stream.test_batches[0][0], x]).squeeze(-1)
-    y_all = torch.cat([-stream.test_batches[0][1], y])[x_all.argsort()]
-    x_all = x_all.sort().values
-    assert ((y_all.diff() / x_all.diff()).abs() < 5).all()
-
-
 @pytest.mark.parametrize("make", MADE_UP)
 def test_seed_decides_and_the_global_generator_is_left_alone(make):
     state = torch.get_rng_state()
@@ -203,26 +190,6 @@ def test_seed_decides_and_the_global_generator_is_left_alone(make):
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(one.y_train, same.y_train)
     assert not torch.equal(one.y_train, other.y_train)
-
-
-@pytest.mark.parametrize("make", [*MADE_UP, streams.pseudo_periodic, streams.audio])
-def test_num_batches_keeps_the_start_and_what_it_reaches(make):
-    full, short = make(), make(num_batches=3)
-    assert len(short) == 3 and short.name == full.name
-    for (x1, y1), (x2, y2) in zip(full.batches, short.batches, strict=False):
-        assert torch.equal(x1, x2) and torch.equal(y1, y2)
-        assert x1.dtype == y1.dtype == torch.float64
-        assert x1.dim() == 2 and y1.shape == x1.shape[:1]
-    assert len(short.y_test) == len(short.x_test) > 0
-    slack = 0.5 if make in MADE_UP else 1e-9
-    assert short.x_test.max() <= short.x_train.max() + slack
-
-
-def test_thin_and_max_test_make_a_stream_smaller():
-    stream = streams.pseudo_periodic(thin=4, max_test=100)
-    assert len(stream.y_train) == 3_000 and len(stream.y_test) == 100
-    assert_first_batch_is_standardised(stream)
-    assert stream.x_test.max() == 10
 
 
 def test_roundings_change_targets_and_nothing_else() -> None:
@@ -233,3 +200,48 @@ def test_roundings_change_targets_and_nothing_else() -> None:
     assert not torch.equal(other.y_train, stream.y_train)
     torch.testing.assert_close(other.y_train, stream.y_train, rtol=1e-11, atol=0)
     assert torch.equal(other.y_test, stream.y_test)
+
+
+# -------------------------------------------------- hard ones, and ones that change
+
+
+def test_there_are_sixty_small_streams_of_all_kinds() -> None:
+    found = hard_streams.small_streams()
+    assert len(set(found)) == len(found) == 60
+    kinds = {(case.batch, case.inputs, case.arrival) for case in found}
+    assert len(kinds) == 4 * 4 * 2
+    for case in found[::7]:
+        batches, x_test, f_test = hard_streams.small_data(case)
+        lengths = [len(y) for _, y in batches]
+        assert lengths[0] == case.first and max(lengths) == case.batch
+        x = torch.cat([x for x, _ in batches])
+        assert bool((x[:, 0].diff() >= 0).all()) == (case.arrival == "sorted")
+        assert len(x_test) == len(f_test) == hard_streams.SMALL_TEST
+
+
+@pytest.mark.parametrize("name", hard_streams.SERIES)
+def test_a_series_repeats_apart_from_its_swings(name: str) -> None:
+    case = hard_streams.SERIES[name]
+    x, _, f = hard_streams.series_data(case, seed=0)
+    first, *_, last = f.split(case.per_period)
+    assert (first - last).std() < 0.5 * f.std()
+    assert x[case.per_period].item() == pytest.approx(max(case.patterns))
+
+
+@pytest.mark.parametrize("name", change_streams.NAMES)
+def test_streams_have_their_changes(name: str) -> None:
+    stream = change_streams.make(name, 12, 20, seed=0)
+    assert len(list(stream.batches())) == 12
+    assert torch.equal(stream.y, change_streams.make(name, 12, 20, seed=0).y)
+    assert not torch.equal(stream.y, change_streams.make(name, 12, 20, seed=1).y)
+    if stream.is_labels:
+        assert set(stream.y.tolist()) == {0.0, 1.0}
+    else:
+        assert 0.1 < (stream.y / stream.scale).std() < 5
+
+
+def test_outliers_are_few_and_gross() -> None:
+    stream, y = change_streams.with_outliers(100, seed=2, burst=False)
+    clean = torch.cat([y for _, y in stream.batches])
+    off = (y - clean).abs()
+    assert 1 <= int((off > 0).sum()) <= 3 and off.max() > 2

@@ -1,4 +1,4 @@
-"""The summary: a posterior that can be shown, discounted, loaded."""
+"""The summary: the posterior at the points of the memory, as a view."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
-from torch_ssgp import PosteriorSummary, StreamingGP, exceptions
+from torch_ssgp import StreamingGP
 
 
 def trained(batch_shape=()):
@@ -40,21 +40,22 @@ def test_the_evidence_of_the_summary_is_the_bound():
 
 
 def test_an_empty_summary_knows_nothing():
-    summary = PosteriorSummary(torch.Size([3]))
+    batch = torch.Size([3])
+    summary = StreamingGP(RBFKernel(), batch_shape=batch).summary
     assert summary.is_empty and summary.num_data == 0
     assert summary.mean.shape == (3, 0) and summary.covariance.shape == (3, 0, 0)
     assert torch.equal(summary.log_evidence, torch.zeros(3).double())
 
 
-def test_a_state_of_another_batch_shape_is_refused():
-    single, batched = trained(), trained((2,))
-    with pytest.raises(exceptions.ShapeError, match="different batch shapes"):
-        single.summary.load_state_dict(batched.summary.state_dict())
+def test_the_summary_of_a_model_follows_it():
+    model = trained()
+    summary, x = model.summary, torch.tensor([9.0]).double()
+    model.update(x, x, num_steps=0)
+    assert summary.num_updates == 2 and summary.num_data == 41
+    assert torch.equal(summary.inducing_points, model.points)
+    assert summary.mean[-1] > 1  # that of the new datum
 
 
-def test_discounting_scales_the_likelihood():
-    summary = trained().summary
-    half = summary.pseudo_observations.discount(0.5)
-    assert half.n == 20
-    torch.testing.assert_close(half.U.square(), 0.5 * summary.U.square())
-    torch.testing.assert_close(half.rho, 0.5 * summary.residual)
+def test_what_is_no_longer_in_the_summary_says_where_it_is():
+    with pytest.raises(AttributeError, match="no prior_cholesky.*in model.memory"):
+        _ = trained().summary.prior_cholesky

@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 import torch
@@ -13,10 +14,20 @@ from botorch.exceptions.errors import (
 )
 from botorch.exceptions.warnings import InputDataWarning
 from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.models.transforms import ChainedInputTransform, Normalize, Warp
+from botorch.models.transforms.input import InputTransform
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from surrogate_models import data, inputs, pair
+from surrogate_models import (
+    BOUNDS,
+    assert_same_posterior,
+    copy_hyperparameters,
+    data,
+    inputs,
+    pair,
+)
 from torch_ssgp.exceptions import (
     MissingDependencyError,
     UnknownOptionError,
@@ -89,6 +100,29 @@ def test_unstandardized_outcomes_are_warned_about_as_in_botorch() -> None:
     X, Y = data()
     with pytest.warns(InputDataWarning, match="not standardized"):
         SingleTaskStreamingGP(X, 100 * Y, outcome_transform=None)
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_an_input_transform_that_would_be_learned_is_named(chained: bool) -> None:
+    X, Y = data()
+
+    def transform() -> InputTransform:
+        warp = Warp(d=2, indices=[0, 1], bounds=BOUNDS)
+        return (
+            ChainedInputTransform(unit=Normalize(d=2), warp=warp) if chained else warp
+        )
+
+    with pytest.raises(UnsupportedError, match=r"a Warp .*\(concentration0.*Freeze it"):
+        SingleTaskStreamingGP(X, Y, input_transform=transform())
+    exact = SingleTaskGP(X, Y, input_transform=transform())
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(exact.likelihood, exact))
+    learned = deepcopy(exact.input_transform).requires_grad_(False)
+    ours = SingleTaskStreamingGP(X, Y, input_transform=learned)
+    copy_hyperparameters(exact, ours)
+    assert_same_posterior(ours.posterior(X), exact.posterior(X), 1e-6)
+    ours.fit(num_steps=3)
+    for name, value in exact.input_transform.named_parameters():
+        assert torch.equal(ours.input_transform.get_parameter(name), value)
 
 
 def test_known_noise_is_asked_for() -> None:

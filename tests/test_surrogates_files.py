@@ -90,7 +90,7 @@ TRANSFORMS: list[Callable] = [
     lambda: {
         "input_transform": Warp(
             d=2, indices=[0], bounds=torch.tensor([[0.0, 0.0], [1.2, 1.2]])
-        )
+        ).requires_grad_(False)
     },
 ]
 

@@ -1,11 +1,11 @@
 """Streaming sparse Gaussian processes on GPyTorch.
 
-The memory of a model is a small regression data set: raw data, and pseudo-observations
-of the function at more points than the model has. An update is sparse regression on the
-whole memory. Its result is the posterior at the inducing points. Data flow through the
-package once:
+A model is a Gaussian process on a regression data set of bounded size, its memory. Until
+``memory_size`` rows have come it is the exact Gaussian process on all data. When it is
+full, the past is compressed onto ``num_inducing`` points by the step of the paper, and
+goes on as rows of the same data set. Data flow through the package once:
 
-    update(x, y) -> remember -> learn -> summarise -> compress -> predict
+    update(x, y) -> extend -> judge -> learn -> compress -> predict
 
 ===========================  ==========================================================
 ``models.py``                ``StreamingGP``, the front door
@@ -13,19 +13,20 @@ package once:
 ``conditioning.py``          data in closed form: fantasies
 ``validation.py``            the input contract: checks and their error messages
 ``memory.py``                ``Memory``: raw data and rows, of a bounded size
-``compression.py``           the points it keeps, and the stretch it drops
-``buffers.py``               state in buffers that are replaced atomically
-``inducing.py``              policies that choose inducing points
+``rows.py``                  row space: an exact Gaussian process on these rows
+``functional.py``            the formulas of the paper, as pure functions of tensors
+``fused.py``                 its bound with a gradient in closed form
+``update/``                  one update, as a function; its ``__init__.py`` is its tour
+``prediction.py``            the posterior at test points
+``summary.py``               ``PosteriorSummary``: a view of it at the points
+``compression.py``           the points that a compression leaves
+``inducing.py``              policies that choose them instead
 ``greedy.py``                the best point first, one after the other
 ``points.py``                sets of points: thin, merge, drop
-``update/``                  one update, as a function; its ``__init__.py`` is its tour
 ``modules.py``               GPyTorch kernels and noises as tensors; jitter
 ``kernels.py``               GPyTorch's common kernels as plain tensors
 ``radial.py``                Matérn and rational quadratic kernels of a distance
-``functional.py``            the mathematics, as pure functions of tensors
-``fused.py``                 the bound with its gradient in closed form
-``summary.py``               ``PosteriorSummary``: the posterior at inducing points
-``prediction.py``            the posterior at test points
+``buffers.py``               state in buffers that are replaced atomically
 ``advice.py``                warnings of an update, once for each cause
 ``atomic.py``                atomic changes of modules
 ``likelihoods.py``           what an update needs from a likelihood
@@ -46,8 +47,8 @@ package once:
 ``features.py``              features that appear and vanish, as columns
 ``calibration.py``           intervals calibrated on earlier errors
 ``export.py``                a model as plain tensors, for deployment
-``plain_kernels.py``         kernels at fixed points, for exported models
-``plotting.py``              pictures of a stream (needs the extra ``plot``)
+``plotting.py``              pictures of a model (needs the extra ``plot``)
+``display.py``               ``repr(model)``, also as a table
 ``persistence.py``           models in files: atomic saving, checked loading
 ``settings.py``              jitter and the dtype of the algebra
 ``exceptions.py``            named errors and warnings

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from torch_ssgp.exceptions import (
     BudgetWarning,
-    FlattenedWarning,
     PrecisionWarning,
     SharedHyperparametersWarning,
     warn,
@@ -48,10 +47,8 @@ def warn_once(
     causes = {
         "sharing": lambda: _sharing(model, options),
         "rounding": lambda: _rounding(model, data),
-        "points": lambda: _too_few_points(model, learned, options),
-        "memory": lambda: _too_small_memory(learned, data, options),
-        "flattened": lambda: _flattened(learned),
-        "scale": lambda: _small_targets(learned),
+        "points": lambda: _too_few_points(model, learned, data, options),
+        "scale": lambda: _small_targets(model, learned),
     }
     warned = model.warned
     for cause, find in causes.items():
@@ -67,60 +64,39 @@ Found = tuple[str, type[Warning]] | None
 
 
 def _too_few_points(
-    model: StreamingCore, learned: Learned, options: UpdateOptions
+    model: StreamingCore, learned: Learned, data: Data, options: UpdateOptions
 ) -> Found:
-    loss = float(learned.loss.max()) / float(learned.summary["num_data"].max())
-    if loss <= LARGE_LOSS or options.inducing_points is not None:
+    """A compression that lost much, of data that did not come long before."""
+    state = learned.state
+    behind = float(state.rows.past.n.max()) if state.num_raw == 0 else 0.0
+    lost = float(learned.lost.max())
+    per_datum = lost / max(behind, 1.0)
+    if per_datum <= LARGE_LOSS or options.inducing_points is not None:
         return None
-    num_inducing = learned.summary["inducing_points"].size(-2)
-    advice = model.inducing_policy.advice(num_inducing, model.num_inducing)
+    policy, count = model.inducing_policy, state.rows.points.size(-2)
+    advice = "Raise num_inducing"
+    if policy is not None:
+        advice = policy.advice(count, model.num_inducing)
     text = (
-        f"Computing with {num_inducing} inducing points loses {loss:.2g} nats per "
-        f"datum (UpdateResult.projection_loss). {advice}, or predict with "
-        "from_memory=True."
+        f"Compressing {data.y.size(-1)} new data and what was known onto "
+        f"{count} points lost {per_datum:.2g} nats per datum "
+        "(UpdateResult.projection_loss): the function needs more points than that. "
+        f"{advice}."
     )
     return text, BudgetWarning
 
 
-def _too_small_memory(learned: Learned, data: Data, options: UpdateOptions) -> Found:
-    loss = float(learned.memory_loss.max()) / max(data.y.size(-1), 1)
-    if loss <= LARGE_LOSS:
-        return None
-    text = (
-        f"Compressing the memory to {learned.memory['points'].size(-2)} points lost "
-        f"{loss:.2g} nats per new datum (UpdateResult.memory_loss). Raise "
-        "memory_size or num_inducing"
-    )
-    if options.forgets_by_evidence:
-        text += ". On a growing time axis, old stretches will be dropped."
-    else:
-        text += ". On a growing time axis, drop the past with forget='auto'."
-    return text, BudgetWarning
-
-
-def _flattened(learned: Learned) -> Found:
-    if not bool(learned.flattened.any()):
-        return None
-    text = (
-        "Learning explained the function as noise (UpdateResult.flattened): the noise "
-        "grew many times over, or the lengthscales left the range of the data. If the "
-        "stream has changed, use forget='auto'; if you do already, raise change_odds. "
-        "If it has not changed, use constraints or priors to bound noise and "
-        "lengthscales."
-    )
-    return text, FlattenedWarning
-
-
-def _small_targets(learned: Learned) -> Found:
+def _small_targets(model: StreamingCore, learned: Learned) -> Found:
     """Targets whose noise would be smaller than GPyTorch lets it be by default.
 
     A limit that the user set is meant. Four standard deviations are taken for the range
     of the targets.
     """
-    likelihood, extremes = learned.prior.likelihood, learned.memory["extremes"]
+    state = learned.state
+    likelihood, extremes = state.prior.likelihood, state.extremes
     if not isinstance(likelihood, GaussianLikelihood) or extremes.size(-1) == 0:
         return None
-    if not likelihood.raw_noise.requires_grad:
+    if not model.likelihood.raw_noise.requires_grad:
         return None
     low, high = extremes.unbind(-1)
     spread, limit = high - low, math.sqrt(NOISE_LIMIT)
@@ -131,7 +107,7 @@ def _small_targets(learned: Learned) -> Found:
         & (noise < 1.1 * NOISE_LIMIT)
         & (spread > 0)
         & (spread < 4 * limit / COARSE)
-        & (learned.summary["num_data"] >= ENOUGH)
+        & (state.num_data >= ENOUGH)
     )
     if not bool(is_small.any()):
         return None
@@ -151,7 +127,7 @@ def _sharing(model: StreamingCore, options: UpdateOptions) -> Found:
     The classes of one target often share them on purpose, and so do modules whose batch
     shape is one.
     """
-    batch, num_updates = model.batch_shape, int(model.summary.num_updates)
+    batch, num_updates = model.batch_shape, int(model.memory.count().num_updates)
     if batch.numel() == 1 or couples_classes(model.likelihood):
         return None
     if not options.learns_at(num_updates):

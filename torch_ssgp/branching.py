@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_ssgp.core import StreamingCore
 from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.memory import Memory
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.multioutput import MultiOutputGP
+from torch_ssgp.update.state import Base
 from torch_ssgp.validation import kind_of
 
 Model = TypeVar("Model", StreamingGP, MultiOutputGP)
@@ -23,7 +23,7 @@ def branch(base: Model) -> Model:
 
     It predicts, learns and forgets like any copy. Its memory keeps what the base knew
     separate from what is added, so that :func:`torch_ssgp.merge` counts the base once,
-    whatever was learned or compressed in between. The price is at most ``memory_size``
+    whatever was learned or compressed in between. The price is at most ``num_inducing``
     more rows in the memory.
 
     Args:
@@ -54,39 +54,18 @@ def branch(base: Model) -> Model:
             f"base is {kind_of(base)}; expected a StreamingGP or a MultiOutputGP."
         )
     model = deepcopy(base)
-    if not model.memory.is_empty:
-        mark(model, key_of(base))
+    memory = model.memory
+    if not memory.is_empty:
+        key = torch.tensor(key_of(memory), device=memory.g.device)
+        past, whole = memory.compressed.past, memory.row_data.new_ones(())
+        inherited = Base(key, past, memory.num_raw, whole, memory.sunk)
+        memory.replace(**inherited.buffers())
     return model
 
 
-def mark(model: StreamingCore, key: int) -> None:
-    """Mark everything a model knows as inherited from a base.
-
-    Args:
-        model: The model; no other thread may use it at the same time.
-        key: The key of the base, see :func:`key_of`.
-    """
-    memory = model.memory
-    device = memory.g.device
-    memory.replace(
-        base_key=torch.tensor(key, device=device),
-        base_rows=torch.tensor(memory.g.size(-1), device=device),
-        base_raw=torch.tensor(memory.num_raw, device=device),
-        base_residual=memory.row_residual.clone(),
-        base_data=memory.row_data.clone(),
-        base_power=memory.row_data.new_ones(()),
-    )
-
-
-def key_of(base: StreamingCore) -> int:
-    """A hash of what a model knows.
-
-    Args:
-        base: The model.
-    """
-    with base.locks.commit:
-        memory: Memory = base.memory
-        digest = hashlib.sha256()
-        for tensor in (memory.points, memory.U, memory.g, memory.y, memory.weight):
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+def key_of(memory: Memory) -> int:
+    """A hash of what a model knows, never zero."""
+    digest = hashlib.sha256()
+    for tensor in (memory.points, memory.U, memory.g, memory.y, memory.weight):
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return int.from_bytes(digest.digest()[:7], "big") + 1

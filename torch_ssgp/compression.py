@@ -1,21 +1,16 @@
-"""Which points a memory goes on with, once it has more than it may keep."""
+"""Which points a compression leaves, chosen to cover what was seen."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from torch_ssgp import functional as fn
 from torch_ssgp import greedy
-from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.greedy import Observed
 from torch_ssgp.memory import Rows
 from torch_ssgp.points import diagonal, evenly
 from torch_ssgp.radial import far
 
-# Points beyond its size that a memory may hold until the next compression, as a share:
-# a stream of single points is then compressed once for many updates.
-OVERFLOW = 0.5
 # Lengthscale under which points are judged, in units of the spacing that a memory of so
 # many points has.
 SPACINGS = 1.5
@@ -23,14 +18,6 @@ MAX_HALVINGS = 20  # of that lengthscale, until it tells enough points apart
 # Raw data beyond this number are thinned out evenly before points are chosen.
 MAX_CANDIDATES = 1000
 EXACT = "donot_use_mm_for_euclid_dist"  # distances to rounding, far from zero too
-
-
-# -- compressing ------------------------------------------------------------------
-
-
-def is_full(num_points: int, capacity: int) -> bool:
-    """Whether so many points are more than a memory of this capacity lets wait."""
-    return num_points > capacity + int(OVERFLOW * capacity)
 
 
 def choose_points(
@@ -136,46 +123,3 @@ def first_of_each(points: Tensor) -> tuple[Tensor, Tensor]:
     first = order.new_full((len(distinct),), len(flat))
     first, by_place = first.scatter_reduce(0, inverse, order, "amin").sort()
     return first, by_place.argsort()[inverse]
-
-
-# -- forgetting a stretch ---------------------------------------------------------
-
-
-def older_half(points: Tensor, dim: int, sign: int) -> Tensor:
-    """The earlier half of the points, ``(*batch, r // 2, d)``; see below."""
-    order = (sign * points[..., dim]).argsort(-1)[..., : points.size(-2) // 2]
-    index = order.unsqueeze(-1).expand(*order.shape, points.size(-1))
-    return points.gather(-2, index)
-
-
-def recent_half(rows: Rows, dim: int, sign: int) -> Rows:
-    r"""What rows say about the later half of their points.
-
-    The values at the others are integrated out of the likelihood, with nothing known
-    about them: with :math:`[U_{old}, U_{new}] = Q R`, the rows of :math:`R` below the
-    first block. Data and residual are counted in proportion to what is left of a
-    constant.
-
-    Args:
-        rows: Pseudo-observations at points.
-        dim: The input that tells earlier from later.
-        sign: 1 if it grows with time, -1 if it falls.
-    """
-    points, (U, g, rho, n) = rows
-    count = points.size(-2) // 2
-    order = (sign * points[..., dim]).argsort(-1)
-    ordered = points.gather(-2, order.unsqueeze(-1).expand(points.shape))
-    batch = torch.broadcast_shapes(order.shape[:-1], U.shape[:-2])
-    index = order.unsqueeze(-2).expand(*batch, U.size(-2), -1)
-    U = U.expand(*batch, -1, -1).gather(-1, index)
-    g = g.expand(*batch, -1).unsqueeze(-1)
-    R = torch.linalg.qr(torch.cat([U, g], -1), mode="r").R[..., count:, :]
-    num_left = points.size(-2) - count
-    U, g = R[..., :num_left, count:-1], R[..., :num_left, -1]
-    residual = fn.squared_norm(R[..., num_left:, -1])
-    # A datum observes a constant once, whatever the points between which it lies.
-    before, after = (fn.squared_norm(part.sum(-1)) for part in (rows.past.U, U))
-    # Nothing is left of a stream that has no reading yet.
-    share = after / torch.where(before > 0, before, 1)
-    past = PseudoObservations(U, g, share * (rho + residual), share * n)
-    return Rows(ordered[..., count:, :], past)

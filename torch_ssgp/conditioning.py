@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
 from torch_ssgp.core import StreamingCore
-from torch_ssgp.memory import Data, GaussianData, buffers, no_base, remember
-from torch_ssgp.modules import (
-    inducing_gram,
-    observation_noise,
-    prior_blocks,
-    same_variables,
+from torch_ssgp.memory import Data, GaussianData
+from torch_ssgp.modules import observation_noise
+from torch_ssgp.prediction import Predictor
+from torch_ssgp.update import walk
+from torch_ssgp.update.objective import GaussianObjective, is_readable
+from torch_ssgp.update.options import UpdateOptions
+from torch_ssgp.update.sites import joined_sites, sites_ahead
+from torch_ssgp.update.state import (
+    Known,
+    Limits,
+    appended,
+    fitted,
+    make_objective,
+    no_rows,
+    recall,
 )
-from torch_ssgp.update.objective import Prior
-from torch_ssgp.update.state import Known, recall
-from torch_ssgp.update.walk import make_objective
 
 Core = TypeVar("Core", bound=StreamingCore)
 
@@ -38,132 +43,97 @@ def condition(
         x: ``(*batch, n, d)``.
         y: ``(*batch, n)``, or with further leading dimensions.
         noise: Known noise variances, of the shape of ``y``.
-        inducing_points: Inducing points of the new model; all old ones and ``x`` by
-            default.
+        inducing_points: Points onto which the new model is compressed; ``None`` to keep
+            all rows.
     """
     data = core.check_data(x, y, noise, fantasy=True)
-    labels, offset = data.y, torch.zeros_like(data.y[..., 0])
-    if not likelihoods.is_gaussian(core.likelihood):
-        data, offset = _as_sites(core, data)
-    shared = core.shares_noise(data.noise)
-    known = core.known(data)
-    mean, kernel, likelihood = known.frozen
-    s = core.noise_scale(likelihood, data.y, shared)
-    past = _past(core, data, shared)
-    past = past._replace(rho=past.rho + offset)
-    sigma2 = data.noise
-    if likelihoods.is_gaussian(likelihood):
-        sigma2 = observation_noise(likelihood, data.noise)
-    assert sigma2 is not None  # sites have one
-    jitter = core.jitter(data.y.dtype)
-    z_a, x_b = fn.broadcast_matrices(_old_points(core, data.x), data.x)
-    if inducing_points is None:
-        past = fn.observe(past, data.y, sigma2, s)
-        z = torch.cat([z_a, x_b], -2)
-        m_b = mean(z)
-        L = fn.cholesky(inducing_gram(kernel, z, jitter).K_zz)
-    else:
-        points = core.check_inducing_points(inducing_points, data.x)
-        z = points.expand(*x_b.shape[:-2], *points.shape[-2:])
-        same = same_variables(z, x_b, z_a)
-        prior = prior_blocks(mean, kernel, z, x_b, z_a, jitter, same)
-        # Not compressed: the triangular factor alone has no gradient.
-        rows = fn.project(prior, past, data.y, sigma2, s, core.alpha)
-        past, m_b, L = fn.absorb(rows, prior.m_b), prior.m_b, rows.L
-
+    limits, known = core.limits(data), core.known(data)
+    batch = data.y.shape[:-1]
     model = core.light_copy()
-    model.batch_shape = data.y.shape[:-1]
-    noise = None if shared else sigma2.expand(data.y.shape)
-    if data.noise is not None:  # without what is learned on top of it
-        noise = data.noise
-    sites = GaussianData(data.y, noise, offset)
-    model.memory.replace(**_memory_with(known, data.x, labels, sites, shared))
-    model.summary.replace(
-        inducing_points=z,
-        U=past.U,
-        g=past.g,
-        residual=past.rho,
-        num_data=past.n,
-        num_updates=core.summary.num_updates + 1,
-        prior_mean=m_b,
-        prior_cholesky=L,
-        noise_scale=s,
-        shared_noise=torch.tensor(shared, device=z.device),
-        jitter=core.summary.jitter,
-    )
+    model.batch_shape = batch
+    if inducing_points is not None:
+        points = core.check_inducing_points(inducing_points, data.x)
+        points = points.expand(*batch, *points.shape[-2:])
+        data = data._replace(x=data.x.expand(*batch, *data.x.shape[-2:]))
+        options = UpdateOptions(num_steps=0, forget=1.0, inducing_points=points)
+        learned = walk.update(known._replace(predictor=None), data, options, limits)
+        model.commit(learned, limits.shared_noise)
+        return model
+    predictor = _predictor(core, known, data, limits)
+    sites = _sites(known, predictor, data, limits)
+    target, root = sites.target, None
+    if sites.noise is not None:
+        root = sites.noise.rsqrt().expand(target.shape)
+        target = root * target
+    border = predictor.border(data.x, target, root)
+    with torch.no_grad():
+        new = Data(*(None if t is None else t.detach() for t in data))
+        state = recall(known, new, limits)
+        time = state.counts.arrived + torch.arange(new.y.size(-1)).to(new.y)
+        every = None if state.sites is None else joined_sites(state.sites, sites)
+        state = appended(state, new._replace(time=time), every, border.e.detach())
+        model.memory.replace(**state.buffers(limits.shared_noise))
+    grown = predictor.fantasised(data.x, root, border)
+    model._predictor = (model._key(), model._fingerprint(), grown)
     return model
 
 
-@torch.no_grad()
-def _memory_with(
-    known: Known, x: Tensor, y: Tensor, sites: GaussianData, shared: bool
-) -> dict[str, Tensor]:
-    """A memory that has also seen new data, detached; nothing is projected."""
-    new, memory = Data(x.detach(), y.detach(), sites.noise), known.memory
-    rows, raw = recall(known, new, shared)
-    every, target = remember(raw, new), sites.target
-    if raw.y.size(-1):
-        old = memory.target.to(target.dtype)
-        target = torch.cat(fn.broadcast_rows(old, target), -1)
-    offset = memory.offset.to(sites.offset) + sites.offset
-    batch = every.y.shape[:-1]
-    past = rows.past._replace(
-        g=rows.past.g.expand(*batch, -1), rho=rows.past.rho.expand(batch)
+def _predictor(
+    core: StreamingCore, known: Known, data: Data, limits: Limits
+) -> Predictor:
+    """The factor of what is known, in the form of the new rows."""
+    if not core.memory.is_empty:
+        if bool(core.memory.shared_noise) == limits.shared_noise:
+            return known.predictor or core.predictor()
+        data = core.no_data()
+    x, y = data.x.detach(), data.y.detach()
+    shape = (*core.batch_shape, 0)
+    nothing = Data(
+        x.new_zeros(*shape, x.size(-1), dtype=data.y.dtype), y.new_zeros(shape)
     )
-    both = GaussianData(target, every.noise, offset)
-    return {
-        **buffers(rows._replace(past=past), every, both, shared),
-        "since_start": memory.since_start + new.y.size(-1),
-        "since_learning": memory.since_learning + new.y.size(-1),
-        "extremes": memory.extremes.expand(*batch, -1),
-        "loss": memory.loss.expand(batch),
-        "lost": memory.lost.expand(batch),
-        "doubt": memory.doubt.expand(*batch, -1),
-        "noticed": memory.noticed.expand(batch),
-        "since_noticed": memory.since_noticed.expand(batch),
-        **no_base(past.rho),
-    }
+    with torch.no_grad():
+        predictor = fitted(recall(known, nothing, limits), limits).predictor
+    assert predictor is not None
+    return predictor
 
 
-@torch.no_grad()
-def _as_sites(core: StreamingCore, data: Data) -> tuple[Data, Tensor]:
-    """Equivalent Gaussian data, and the correction of the residual."""
-    x, past = data.x.detach(), _past(core, data, shared=False)
-    z_a, x = fn.broadcast_matrices(_old_points(core, x).detach(), x)
-    kernel, mean, likelihood = core.frozen_modules(data.y.dtype)
-    objective = make_objective(
-        Prior(mean, kernel, likelihood),
-        Data(x, data.y.detach()),
-        z_a,
-        fn.PseudoObservations(*(t.detach() for t in past)),
-        shared_noise=False,
-        alpha=core.alpha,
-        jitter=core.jitter(data.y.dtype),
-    )
-    objective.start_at(torch.cat([z_a, x], -2))
-    sites = objective.as_gaussian(objective.prior())
-    return Data(data.x, sites.target, sites.noise), sites.offset
+def _sites(
+    known: Known, predictor: Predictor, data: Data, limits: Limits
+) -> GaussianData:
+    """The new data as Gaussian observations; gradients ignore how sites come about."""
+    likelihood = known.frozen.likelihood
+    if likelihoods.is_gaussian(likelihood):
+        noise = None
+        if not limits.shared_noise:
+            noise = observation_noise(likelihood, data.noise)
+        return GaussianData(data.y, noise, torch.zeros_like(data.y[..., 0]).detach())
+    new = Data(data.x.detach(), data.y.detach())
+    new = new._replace(x=new.x.expand(*new.y.shape[:-1], *new.x.shape[-2:]))
+    empty = no_rows(recall(known, new, limits))
+    return sites_ahead(known.frozen, predictor, new, empty, limits.jitter)
 
 
-def _past(core: StreamingCore, data: Data, shared: bool) -> fn.PseudoObservations:
-    """The summary in the form of a conditioned model, in the dtype of the data."""
-    summary, y = core.summary, data.y
-    if summary.is_empty:
-        batch = core.batch_shape
-        return fn.PseudoObservations(
-            y.new_zeros(*batch, 0, 0),
-            y.new_zeros(*batch, 0),
-            y.new_zeros(batch),
-            y.new_zeros(()),
-        )
-    past = fn.PseudoObservations(*(t.to(y.dtype) for t in summary.pseudo_observations))
-    if bool(summary.shared_noise) and not shared:
-        noise = core.likelihood.noise.detach().to(y.dtype)
-        past = fn.to_sites(past, noise.squeeze(-1).expand(core.batch_shape))
-    return past
+def evidence_of(core: StreamingCore) -> Tensor:
+    """Log evidence of all rows, as a function of the parameters of the model."""
+    nothing = core.no_data()
+    dtype = core.memory.g.dtype
+    with torch.no_grad():
+        empty = Data(*(t.to(dtype) for t in nothing[:2]))
+        limits = core.limits(empty)
+        if not core.memory.is_empty:
+            limits = limits._replace(shared_noise=bool(core.memory.shared_noise))
+        state = recall(core.known(empty), empty, limits)
+    prior = core.prior()
+    if is_readable(prior) and limits.shared_noise:
 
+        def value(module: Any, name: str) -> Tensor:
+            return getattr(module, name).to(dtype)
 
-def _old_points(core: StreamingCore, x: Tensor) -> Tensor:
-    if core.summary.is_empty:
-        return x.new_zeros(*core.batch_shape, 0, x.size(-1))
-    return core.summary.inducing_points.to(x.dtype)
+        objective = make_objective(state, limits, prior)
+        return objective.bound(value)
+    if core.dtype != dtype:
+        prior = state.prior  # no gradient, rather than one in a coarser dtype
+    objective = make_objective(state, limits, prior)
+    if not isinstance(objective, GaussianObjective):
+        objective.start_at(objective.points)
+    return objective.bound()

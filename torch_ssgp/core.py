@@ -17,23 +17,23 @@ from gpytorch.means import Mean
 from gpytorch.models import GP
 from torch import Tensor
 
-from torch_ssgp import functional as fn
-from torch_ssgp import likelihoods, settings
+from torch_ssgp import display, likelihoods, settings
 from torch_ssgp import validation as check
 from torch_ssgp.atomic import AtomicModule, Locks, atomic_change
-from torch_ssgp.buffers import Start
-from torch_ssgp.exceptions import ArgumentError, ShapeError
-from torch_ssgp.inducing import InducingPolicy
-from torch_ssgp.memory import Data, Memory, memory_of
-from torch_ssgp.modules import (
-    has_shared_noise,
-    leave_inference_mode,
-    observation_noise,
+from torch_ssgp.buffers import Start, stored
+from torch_ssgp.exceptions import (
+    ArgumentError,
+    Breakdown,
+    FactorizationError,
+    ShapeError,
 )
+from torch_ssgp.inducing import InducingPolicy
+from torch_ssgp.memory import Data, Memory, from_version_02
+from torch_ssgp.modules import has_shared_noise, leave_inference_mode
 from torch_ssgp.prediction import Predictor, freeze
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Prior
-from torch_ssgp.update.state import Known, Learned, Limits
+from torch_ssgp.update.state import Known, Learned, Limits, fitted, recall
 
 
 class StreamingCore(AtomicModule, GP):
@@ -41,9 +41,10 @@ class StreamingCore(AtomicModule, GP):
 
     Args:
         prior: Mean, kernel and likelihood.
-        num_inducing: Largest number of inducing points.
-        memory_size: Number of points of the memory.
-        inducing_policy: Chooses the inducing points of an update.
+        num_inducing: Number of points that a compression leaves.
+        memory_size: Largest number of rows.
+        inducing_policy: Chooses the points of a compression; ``None`` for points that
+            cover the inputs.
         alpha: Power of Power-EP.
         share_noise: Whether one noise is learned from all data, where there is one.
         batch_shape: Shape of independent streams.
@@ -54,7 +55,7 @@ class StreamingCore(AtomicModule, GP):
         prior: Prior,
         num_inducing: int,
         memory_size: int,
-        inducing_policy: InducingPolicy,
+        inducing_policy: InducingPolicy | None,
         alpha: float,
         share_noise: bool,
         batch_shape: torch.Size,
@@ -68,15 +69,13 @@ class StreamingCore(AtomicModule, GP):
         self.batch_shape = batch_shape
         self.memory_size = memory_size
         self.memory = Memory(batch_shape)
-        self.summary = PosteriorSummary(batch_shape)
         self.start = Start(self.prior().parameters())
         # The dtype of a model whose modules have no tensor; follows model.to(dtype).
         self.register_buffer("_like", torch.empty(0), persistent=False)
         self.warned: frozenset[str] = frozenset()  # limits that were warned of
         self.locks = Locks()
-        self._predictors: dict[bool, tuple[tuple, Tensor, Predictor]] = {}
+        self._predictor: tuple[tuple, Tensor, Predictor] | None = None
         self._frozen: tuple[torch.dtype, Tensor, tuple] | None = None
-        self._bound: tuple[tuple[Tensor, ...], Tensor] | None = None  # of a summary
 
     # -- what it is -----------------------------------------------------------------
 
@@ -89,7 +88,7 @@ class StreamingCore(AtomicModule, GP):
     @property
     def device(self) -> torch.device:
         """Device of data and predictions."""
-        return next(self._prior_tensors(), self.summary.g).device
+        return next(self._prior_tensors(), self.memory.g).device
 
     def _prior_tensors(self) -> Iterator[Tensor]:
         """All tensors of kernel, likelihood and mean."""
@@ -105,10 +104,36 @@ class StreamingCore(AtomicModule, GP):
 
     @property
     def num_dims(self) -> int | None:
-        return None if self.summary.is_empty else self.summary.inducing_points.size(-1)
+        return None if self.memory.is_empty else self.memory.points.size(-1)
+
+    @property
+    def summary(self) -> PosteriorSummary:
+        """The posterior at the points of the memory: a view."""
+        return PosteriorSummary(self)
+
+    @property
+    def points(self) -> Tensor:
+        """Points of the memory ``(*batch_shape, r, d)``: of rows, then of raw data."""
+        return self.memory.points
+
+    @property
+    def num_data(self) -> Tensor:
+        """Data seen, ``()``; ``(*batch_shape,)`` where streams forgot or missed some."""
+        return self.memory.num_data
+
+    @property
+    def num_outliers(self) -> int:
+        """Data that were left out as outliers, ever."""
+        return int(self.memory.count().num_outliers)
 
     def prior(self) -> Prior:
         return Prior(self.mean_module, self.covar_module, self.likelihood)
+
+    def __repr__(self) -> str:
+        return display.as_text(self)
+
+    def _repr_html_(self) -> str:
+        return display.as_html(self)
 
     # -- checks ---------------------------------------------------------------------
 
@@ -181,7 +206,7 @@ class StreamingCore(AtomicModule, GP):
             device=self.device,
             batch_shape=batch_shape,
         )
-        if self.summary.is_empty and x.size(-2):
+        if self.memory.is_empty and x.size(-2):
             dtype = settings.algebra_dtype.of(x.dtype)
             kernel = freeze(self.covar_module, dtype)  # it may remember the call
             check.check_prior(kernel, freeze(self.mean_module, dtype), x.to(dtype))
@@ -218,8 +243,8 @@ class StreamingCore(AtomicModule, GP):
         )
 
     def no_data(self) -> Data:
-        """An empty batch, to learn from the memory alone."""
-        points = self.memory.points
+        """An empty batch in the dtype of the algebra, to learn from the memory alone."""
+        points = self.memory.points.to(settings.algebra_dtype.of(self.dtype))
         return Data(points[..., :0, :], points.new_zeros(*self.batch_shape, 0))
 
     # -- what an update starts from, and how it ends --------------------------------
@@ -227,7 +252,11 @@ class StreamingCore(AtomicModule, GP):
     def known(self, data: Data) -> Known:
         """All that an update starts from."""
         kernel, mean, likelihood = self.frozen_modules(data.y.dtype)
-        start = self.start.values
+        start, predictor = self.start.values, None
+        if not self.memory.is_empty:
+            predictor = self.current_predictor()
+        if predictor is not None and predictor.tails:
+            predictor = None  # fantasies are rows like others from now on
         if self.memory.is_empty:
             start = list(self.start.named(self.prior().parameters()).values())
         return Known(
@@ -235,10 +264,12 @@ class StreamingCore(AtomicModule, GP):
             Prior(mean, kernel, likelihood),
             start,
             copy(self.memory),
-            copy(self.summary),
+            predictor,
+            self.memory.curvature if self.memory.curvature.numel() else None,
         )
 
     def limits(self, data: Data) -> Limits:
+        """What an update may use, and in which form."""
         return Limits(
             num_inducing=self.num_inducing,
             memory_size=self.memory_size,
@@ -256,42 +287,25 @@ class StreamingCore(AtomicModule, GP):
             and self.alpha == 0
             and noise is None
             and has_shared_noise(self.likelihood)
-            and (self.summary.is_empty or bool(self.summary.shared_noise))
+            and (self.memory.is_empty or bool(self.memory.shared_noise))
         )
-
-    def noise_scale(self, likelihood: Likelihood, y: Tensor, shared: bool) -> Tensor:
-        if shared:
-            return likelihood.noise.squeeze(-1).expand(self.batch_shape)
-        return y.new_ones(self.batch_shape)
 
     def jitter(self, dtype: torch.dtype) -> float:
         """The jitter of the settings, or the larger one that an update had to use."""
-        return max(settings.jitter.of(dtype), float(self.summary.jitter))
+        return max(settings.jitter.of(dtype), float(self.memory.jitter))
 
-    @torch.no_grad()
-    def evidence(self, power: Tensor) -> Tensor:
-        """The bound before an update, with the past raised to a power."""
-        if self.summary.is_empty:
-            return self.summary.residual
-        summary = copy(self.summary)
-        if self._bound is not None and bool((power == 1).all()):
-            buffers, bound = self._bound
-            if all(a is b for a, b in zip(summary.buffers(), buffers, strict=True)):
-                return bound
-        past = summary.pseudo_observations.discount(power)
-        rows = fn.recall(past, summary.prior_cholesky, summary.prior_mean)
-        return fn.evidence(rows, summary.noise_scale)
-
-    def commit(self, learned: Learned) -> None:
+    def commit(self, learned: Learned, shared_noise: bool) -> None:
         """Make what was learned the state of the model, atomically."""
         prior, is_first = self.prior(), self.memory.is_empty
-        frozen = () if self._frozen is None else self._frozen[2]
-        pairs = [
-            (ours, theirs)
-            for ours, theirs in zip(prior, learned.prior, strict=True)
-            if not any(theirs is module for module in frozen)  # nothing was learned
-        ]
-        changed = [*(ours for ours, _ in pairs), self.memory, self.summary]
+        memory = learned.state.buffers(shared_noise)
+        if learned.state.jitter > settings.jitter.of(learned.bound.dtype):
+            memory["jitter"] = torch.full_like(self.memory.jitter, learned.state.jitter)
+        if learned.ascended.curvature is not None:
+            memory["curvature"] = stored(learned.ascended.curvature)
+        pairs: list[tuple[Any, Any]] = []
+        if learned.prior is not None:
+            pairs = list(zip(prior, learned.prior, strict=True))
+        changed = [*(ours for ours, _ in pairs), self.memory]
         changed += [self.start] if is_first else []
 
         @torch.no_grad()
@@ -304,12 +318,22 @@ class StreamingCore(AtomicModule, GP):
                     a.copy_(b)
                 for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
                     a.copy_(b)
-            self.memory.replace(**learned.memory)
-            self.summary.replace(**learned.summary)
+            self.memory.replace(**memory)
 
         with self.locks.commit:
             atomic_change(change, changed)
-            self._bound = (tuple(self.summary.buffers()), learned.bound.clone())
+            predictor = learned.state.predictor
+            self._predictor = None
+            if predictor is not None:
+                now = self._fingerprint()
+                self._predictor = (self._key(), now, predictor)
+                kernel, mean, likelihood = (
+                    learned.state.prior.kernel,
+                    learned.state.prior.mean,
+                    learned.state.prior.likelihood,
+                )
+                modules = (kernel, mean, likelihood)
+                self._frozen = (learned.bound.dtype, now, modules)
 
     # -- caches ---------------------------------------------------------------------
 
@@ -336,49 +360,55 @@ class StreamingCore(AtomicModule, GP):
         with torch.no_grad():
             return torch.cat([t.flatten().double() for t in tensors])
 
+    def _key(self) -> tuple:
+        """What a predictor depends on, besides hyperparameters."""
+        dtype = self.memory.g.dtype
+        if self.memory.is_empty:
+            dtype = settings.algebra_dtype.of(self.dtype)
+        return (*self.memory.buffers(), dtype, settings.jitter.of(dtype))
+
+    def current_predictor(self) -> Predictor | None:
+        """The predictor of this state, if it is at hand."""
+        with self.locks.commit:
+            if self._predictor is None:
+                return None
+            key, fingerprint, predictor = self._predictor
+            same = all(a is b for a, b in zip(self._key(), key, strict=True))
+            same = same and torch.equal(fingerprint, self._fingerprint())
+            return predictor if same else None
+
     @torch.inference_mode(False)
-    def predictor(self, from_memory: bool = False) -> Predictor:
+    def predictor(self) -> Predictor:
         """The cached predictor, rebuilt when its inputs or the jitter change.
 
         It keeps the graph of a fantasy, even if its first caller needs no gradients.
         """
         with self.locks.commit:
-            summary, source = self.summary, self.memory if from_memory else self.summary
-            dtype = summary.g.dtype
-            if summary.is_empty:
-                dtype = settings.algebra_dtype.of(self.dtype)
-            key = (*source.buffers(), summary.jitter, dtype, settings.jitter.of(dtype))
-            now = self._fingerprint()
-            if from_memory in self._predictors:
-                cached_key, fingerprint, predictor = self._predictors[from_memory]
-                same = all(a is b for a, b in zip(key, cached_key, strict=True))
-                if same and torch.equal(fingerprint, now):
-                    return predictor
-            shared = bool(summary.shared_noise)
-            kernel, mean, likelihood = self.frozen_modules(dtype)
-            # Not repeated over fantasies: one factorisation serves them all.
-            s = likelihood.noise.squeeze(-1) if shared else summary.g.new_ones(())
-            z, past = summary.inducing_points, summary.pseudo_observations
-            if from_memory and not summary.is_empty:
-                noise = self.memory.noise.to(dtype)
-                if likelihoods.is_gaussian(likelihood):
-                    noise = observation_noise(likelihood, noise)
-                z, past = self.memory.points, self.memory.pseudo_observations(noise, s)
-            predictor = Predictor.build(
-                mean,
-                kernel,
-                likelihood
-                if dtype == self.dtype
-                else freeze(self.likelihood, self.dtype),
-                z.to(dtype),
-                past,
-                s,
-                self.jitter(dtype),
-            )
-            self._predictors = {
-                **self._predictors,
-                from_memory: (key, now, predictor),
-            }
+            predictor = self.current_predictor()
+            if predictor is not None:
+                return predictor
+            key, now = self._key(), self._fingerprint()
+            dtype = key[-2]
+            if self.memory.is_empty:
+                kernel, mean, likelihood = self.frozen_modules(dtype)
+                predictor = Predictor(mean, kernel, likelihood, torch.ones((), dtype=dtype, device=self.device))
+            else:
+                nothing = Data(*(t.to(dtype) for t in self.no_data()[:2]))
+                limits = self.limits(nothing)._replace(
+                    shared_noise=bool(self.memory.shared_noise)
+                )
+                try:
+                    with torch.no_grad():
+                        state = recall(self.known(nothing), nothing, limits)
+                        predictor = fitted(state, limits).predictor
+                except Breakdown as error:
+                    raise FactorizationError(
+                        f"The posterior could not be factored ({error}). Change the "
+                        "hyperparameters, or raise the jitter: "
+                        "with torch_ssgp.settings.jitter(1e-6): ..."
+                    ) from error
+            assert predictor is not None
+            self._predictor = (key, now, predictor)
             return predictor
 
     # -- copies and states ----------------------------------------------------------
@@ -390,38 +420,23 @@ class StreamingCore(AtomicModule, GP):
     def light_copy(self) -> StreamingCore:
         """A copy that shares what is never changed in place, graphs included.
 
-        Buffers of memory and summary are replaced, never changed.
+        Buffers of the memory are replaced, never changed.
         """
-        shared = (self.summary, self.memory)
-        model = deepcopy(self, {id(part): copy(part) for part in shared})
+        model = deepcopy(self, {id(self.memory): copy(self.memory)})
         model._frozen = self._frozen  # the same hyperparameters
         return model
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """A state of version 0.1 has a summary and no memory: the two were one."""
-        if prefix + "summary.landmarks" in state_dict:
-            del state_dict[prefix + "summary.landmarks"]
-            old = {
-                name: state_dict[f"{prefix}summary.{name}"]
-                for name in self.summary.SIZES
-                if f"{prefix}summary.{name}" in state_dict
-            }
-            if old.keys() == self.summary.SIZES.keys():
-                memory = memory_of(old)
-                state_dict |= {f"{prefix}memory.{n}": v for n, v in memory.items()}
-            names = self.start.named(self.prior().parameters())
-            own = dict(self.named_parameters())
-            by_id = {id(value): name for name, value in own.items()}
-            for name, parameter in zip(names, self.prior().parameters(), strict=True):
-                loaded = state_dict.get(prefix + by_id[id(parameter)], parameter)
-                state_dict[f"{prefix}start.{name}"] = loaded.detach().clone()
+        """A state of version 0.2 has a summary."""
+        if prefix + "summary.num_updates" in state_dict:
+            from_version_02(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def __getstate__(self) -> dict:
         """Leave caches and locks out of copies and pickles."""
-        state = {**self.__dict__, "_predictors": {}, "_frozen": None, "_bound": None}
+        state = {**self.__dict__, "_predictor": None, "_frozen": None}
         del state["locks"]
         return state
 

@@ -23,6 +23,7 @@ from torch_ssgp import validation as check
 from torch_ssgp.inducing import InducingPolicy
 from torch_ssgp.likelihoods import couples_classes
 from torch_ssgp.models import StreamingGP
+from torch_ssgp.modules import observation_noise
 from torch_ssgp.update import UpdateOptions, UpdateResult
 
 Array = np.ndarray[Any, Any]
@@ -86,8 +87,8 @@ def make_model(
         kernel: A kernel; :func:`default_kernel` if not given.
         likelihood: A likelihood; :func:`default_likelihood` if not given.
         mean: A mean; that of :class:`StreamingGP` if not given.
-        num_inducing: Largest number of inducing points.
-        memory_size: Number of points of the memory.
+        num_inducing: Number of points that a compression leaves.
+        memory_size: Largest number of rows.
         inducing_policy: Chooses inducing points.
         batch_shape: Shape of independent functions.
         device: Where to compute; torch's default if not given.
@@ -130,7 +131,7 @@ def widen(
     state, new = model.state_dict(), len(column)
     for name, value in wider.state_dict().items():
         known = state[name]
-        if name in ("memory.points", "summary.inducing_points"):
+        if name == "memory.points":
             added = column.to(known).expand(*known.shape[:-1], new)
         elif name.startswith(("covar_module.", "start.")) and value.ndim:
             added = value[..., known.size(-1) :]
@@ -195,9 +196,30 @@ def learn(
 
 
 @torch.no_grad()
-def class_probabilities(
-    model: StreamingGP, x: Tensor, from_memory: bool = False
-) -> Tensor:
+def moments(
+    model: StreamingGP, x: Tensor, *, include_noise: bool, noise: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the function, or of targets with Gaussian noise.
+
+    As in ``model(x)`` and ``model.predict(x)``, except that variances may be as small
+    as they are: GPyTorch raises those below 1e-10, which is not small in every unit.
+
+    Args:
+        model: A model.
+        x: ``(n, d)``.
+        include_noise: Whether the noise is part of the variance.
+        noise: Known noise variances of the targets.
+    """
+    latent = model(x)
+    covariance = latent.lazy_covariance_matrix
+    variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+    if include_noise:
+        variance = variance + observation_noise(model.likelihood, noise)
+    return latent.mean, variance
+
+
+@torch.no_grad()
+def class_probabilities(model: StreamingGP, x: Tensor) -> Tensor:
     r"""Probabilities of all classes, ``(n, classes)``.
 
     For a softmax this is :math:`E\, \mathrm{softmax}(f)` over a fixed quasi-random set
@@ -206,12 +228,11 @@ def class_probabilities(
     Args:
         model: A model with a Bernoulli or Softmax likelihood.
         x: ``(n, d)``.
-        from_memory: As in :meth:`StreamingGP.forward`.
     """
     if not couples_classes(model.likelihood):
-        p = model.predict(x, from_memory=from_memory).mean
+        p = model.predict(x).mean
         return torch.stack([1 - p, p], -1)
-    latent = model(x, from_memory)
+    latent = model(x)
     mean, std = latent.mean.mT, latent.variance.mT.clamp_min(0).sqrt()  # (n, classes)
     draws = _normal_points(mean.size(-1), mean.dtype, mean.device)  # (draws, classes)
     parts = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,12 +85,11 @@ def as_row(x: Mapping[Hashable, Any]) -> Row:
     row = {}
     for name, value in x.items():
         try:
-            # Text that looks like a number is text.
-            number = math.nan if value is None else float(_no_text(value))
+            number = math.nan if value is None else _number(value)
         except (TypeError, ValueError):
             raise DtypeError(
-                f"x has {value!r} for the feature {name!r}; expected a number. Encode "
-                "it first: compose.SelectType(str) | preprocessing.OneHotEncoder()."
+                f"x has {value!r} for the feature {name!r}; expected a number. "
+                + _advice(value, name)
             ) from None
         if math.isinf(number):
             raise NonFiniteError(
@@ -100,7 +100,23 @@ def as_row(x: Mapping[Hashable, Any]) -> Row:
     return row
 
 
-def _no_text(value: Any) -> Any:
-    if isinstance(value, str | bytes):
+def _number(value: Any) -> float:
+    if isinstance(value, str | bytes):  # text that looks like a number is text
         raise TypeError
-    return value
+    return float(value)
+
+
+def _advice(value: Any, name: Hashable) -> str:
+    """How to make a number of a feature that is none."""
+    for kind, conversion in _TIMES.items():
+        if isinstance(value, kind):
+            return f"Convert it to days, such as x[{name!r}]{conversion}."
+    return "Encode it first: compose.SelectType(str) | preprocessing.OneHotEncoder()."
+
+
+_TIMES = {
+    dt.datetime: ".timestamp() / 86400",
+    dt.date: ".toordinal()",
+    dt.timedelta: ".total_seconds() / 86400",
+    np.datetime64: '.astype("datetime64[D]").astype(float)',
+}

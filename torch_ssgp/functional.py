@@ -108,6 +108,8 @@ class Projection(NamedTuple):
         rho: ``(*batch,)``, residual carried over, plus
             :math:`s \sum_i \lambda_i \log(\sigma_i^2 / s)` of the new rows.
         n: ``()``, number of data behind all rows.
+        lost: ``(*batch, rows)``, the share of each row in ``t``; ``None`` where rows
+            do not lose one by one.
     """
 
     L: Tensor
@@ -116,6 +118,7 @@ class Projection(NamedTuple):
     loss: Tensor
     rho: Tensor
     n: Tensor
+    lost: Tensor | None = None
 
 
 class Fit(NamedTuple):
@@ -183,7 +186,8 @@ class Whitened(NamedTuple):
         A_f: ``(*batch, m_b, n)``, how data depend on ``w``.
         lost_f: ``(*batch, n)``, the part of their prior variance ``w`` leaves.
         G: ``(*batch, m_b, p)``, how pseudo-observations depend on ``w``.
-        seen: ``(*batch,)``, :math:`\mathrm{tr}\, U K_{aa} U^\top`.
+        lost_a: ``(*batch, p)``, the part of the prior variance of pseudo-observations
+            that ``w`` leaves.
         r_a: ``(*batch, p)``, pseudo-observations minus their prior mean.
     """
 
@@ -191,7 +195,7 @@ class Whitened(NamedTuple):
     A_f: Tensor
     lost_f: Tensor
     G: Tensor
-    seen: Tensor
+    lost_a: Tensor
     r_a: Tensor
 
 
@@ -211,20 +215,19 @@ def whiten(prior: PriorBlocks, past: PseudoObservations) -> Whitened:
     if prior.L_aa is None:
         A = solve_lower(L, torch.cat([prior.K_bf, prior.K_ba], -1))
         A_f, G = A[..., :num_new], A[..., num_new:] @ U.mT
-        # The product that needs no gradient first.
-        seen = (U.mT @ U * prior.K_aa).sum((-2, -1))
+        seen = (U @ prior.K_aa * U).sum(-1)
     else:
         V = U @ prior.L_aa
         K_bv = solve_lower(prior.L_aa, prior.K_ba.mT).mT @ V.mT
         A = solve_lower(L, torch.cat(broadcast_matrices(prior.K_bf, K_bv), -1))
         A_f, G = A[..., :num_new], A[..., num_new:]
-        seen = squared_norm(V, (-2, -1))
+        seen = squared_norm(V)
     return Whitened(
         L=L,
         A_f=A_f,
         lost_f=prior.k_ff - squared_norm(A_f, -2),
         G=G,
-        seen=seen,
+        lost_a=seen - squared_norm(G, -2),
         r_a=past.g - matvec(U, prior.m_a),
     )
 
@@ -310,14 +313,16 @@ def project(
     Returns:
         The rows, and what was lost.
     """
-    L, A_f, lost_f, G, seen, r_a = whiten(prior, past)
+    L, A_f, lost_f, G, lost_a, r_a = whiten(prior, past)
+    lost = None
     root, r_f, rho = weigh(y - prior.m_f, noise, s, weight)
     rho = past.rho + rho
     if root is not None:
         A_f, lost_f = A_f * root.unsqueeze(-2), lost_f * root.square()
 
     if alpha == 0:
-        loss = lost_f.sum(-1) + seen - squared_norm(G, (-2, -1))
+        lost = torch.cat(broadcast_rows(lost_f, lost_a), -1)
+        loss = lost.sum(-1)
     else:
         scale = s.unsqueeze(-1)
         v_f = 1 + alpha * lost_f / scale
@@ -337,6 +342,39 @@ def project(
         loss=loss,
         rho=rho,
         n=past.n + (y.size(-1) if weight is None else weight.sum(-1)),
+        lost=lost,
+    )
+
+
+def temper(projection: Projection, past: PseudoObservations, s: Tensor) -> Projection:
+    r"""Forget of each row what the points cannot say of it.
+
+    The likelihood of row :math:`i` is raised to the power
+
+    .. math:: w_i = s / (s + \lambda_i),
+
+    as Power-EP with :math:`\alpha = 1` does, and nothing is left in the trace. For
+    inputs that move on without end: what they left makes room, and is no noise.
+
+    Args:
+        projection: Rows of new data, then those of the past, not compressed.
+        past: The past, for its residual and number of data.
+        s: ``(*batch,)`` noise scale of the rows.
+    """
+    assert projection.lost is not None
+    w = s.unsqueeze(-1) / (s.unsqueeze(-1) + projection.lost.clamp_min(0))
+    num_old = past.g.size(-1)
+    new, old = w[..., : w.size(-1) - num_old], w[..., w.size(-1) - num_old :]
+    share = old.mean(-1) if num_old else torch.ones_like(projection.loss)
+    num_new = projection.n - past.n
+    count = new.mean(-1) * num_new if new.size(-1) else 0 * num_new
+    return projection._replace(
+        A=projection.A * w.sqrt().unsqueeze(-2),
+        r=projection.r * w.sqrt(),
+        rho=share * projection.rho,
+        n=share * past.n + count,
+        loss=torch.zeros_like(projection.loss),
+        lost=None,
     )
 
 
@@ -423,8 +461,10 @@ def compress(projection: Projection) -> Projection:
 def absorb(projection: Projection, m_b: Tensor) -> PseudoObservations:
     r"""Pseudo-observations at ``Z_b`` that carry everything the rows said.
 
-    .. math::
-        U_b = A^\top L^{-1}, \quad g_b = r + U_b m_b, \quad \rho_b = \rho + t.
+    .. math:: U_b = A^\top L^{-1}, \quad g_b = r + U_b m_b, \quad \rho_b = \rho.
+
+    What the projection loses is not residual, which would be paid again at every later
+    noise: it is sunk, a constant of the bound.
 
     Args:
         projection: Rows of the regression, compressed or not.
@@ -439,7 +479,7 @@ def absorb(projection: Projection, m_b: Tensor) -> PseudoObservations:
     return PseudoObservations(
         U=U,
         g=projection.r + matvec(U, m_b),
-        rho=projection.rho + projection.loss,
+        rho=projection.rho,
         n=projection.n,
     )
 

@@ -16,28 +16,34 @@ from torch import Tensor, nn
 
 from torch_ssgp import likelihoods
 from torch_ssgp import validation as check
-from torch_ssgp.buffers import Buffers
 from torch_ssgp.core import StreamingCore
 from torch_ssgp.exceptions import ArgumentError, UnsupportedLikelihoodError
+from torch_ssgp.kernels import Drifting
 from torch_ssgp.memory import Memory
-from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.prediction import Predictor, Tail, freeze
+from torch_ssgp.rows import Factor
 
 Core = TypeVar("Core", bound=StreamingCore)
-Index = tuple[int | slice, ...]
+Index = tuple[int | slice | list[int], ...]
 
 
 def streams_of(core: Core, index: Any) -> Core:
     """A new model of some streams; this one is untouched.
 
     Values that all streams share are copied. Values per stream are indexed: parameters,
-    their constraints and priors, memory, summary, and starting hyperparameters.
+    their constraints and priors, memory, and starting hyperparameters.
 
     Args:
         core: A model with a batch shape.
         index: An integer, a slice, or a tuple of these: one for each of the first
             batch dimensions.
     """
-    batch, index = core.batch_shape, _as_index(core, index)
+    return taken(core, _as_index(core, index))
+
+
+def taken(core: Core, index: Index) -> Core:
+    """The same for an index that was checked; it may also hold a list of integers."""
+    batch = core.batch_shape
     shape = torch.empty(batch, device="meta")[index].shape
     if 0 in shape:
         raise ArgumentError(
@@ -59,9 +65,12 @@ def streams_of(core: Core, index: Any) -> Core:
             tensor.data = _taken(tensor.data, each.num_own, batch, index)
         _set_batch_shape(each.module, each.num_own, shape)
     model.memory = _buffers_of(core.memory, Memory(shape), batch, index)
-    model.summary = _buffers_of(core.summary, PosteriorSummary(shape), batch, index)
     mean, kernel, likelihood = model.prior()
     check.check_modules(kernel, mean, likelihood, shape)
+    fantasy = core.current_predictor()
+    if fantasy is not None and fantasy.tails:  # which the memory has without a graph
+        predictor = _predictor_of(fantasy, model, batch, index)
+        model._predictor = (model._key(), model._fingerprint(), predictor)
     return model
 
 
@@ -110,13 +119,49 @@ def _taken(value: Tensor, num_own: int, batch: torch.Size, index: Index) -> Tens
     return value.clone(memory_format=torch.contiguous_format)
 
 
-def _buffers_of(old: Buffers, new: Any, batch: torch.Size, index: Index) -> Any:
-    """Memory or summary of some streams, put into an empty one."""
+def _buffers_of(old: Memory, new: Memory, batch: torch.Size, index: Index) -> Memory:
+    """A memory of some streams, put into an empty one."""
     new.replace(
         **{
             name: _taken(value, value.ndim - len(old.SIZES[name]), batch, index)
             for name, value in old.named_buffers()
         }
+    )
+    return new
+
+
+def _predictor_of(
+    old: Predictor, model: StreamingCore, batch: torch.Size, index: Index
+) -> Predictor:
+    """The predictor of some streams, graphs included.
+
+    Args:
+        old: That of all streams.
+        model: The model of these streams.
+        batch: Batch shape of all streams.
+        index: Which streams.
+    """
+
+    def take(value: Any, num_own: int) -> Any:
+        if value is None:
+            return None
+        return _taken(value, value.ndim - num_own, batch, index)
+
+    def take_all(values: Any, dims: tuple[int, ...]) -> Any:
+        pairs = zip(values, dims, strict=True)
+        return type(values)(*(take(value, num_own) for value, num_own in pairs))
+
+    assert old.factor is not None
+    kernel, mean, _ = model.frozen_modules(old.s.dtype)
+    likelihood = freeze(model.likelihood, model.dtype)
+    rate = take(old.form.rate, 0) if isinstance(old.form, Drifting) else None
+    new = Predictor(mean, kernel, likelihood, take(old.s, 0), rate, old.now)
+    new.jitter, new.points = old.jitter, take(old.points, 2)
+    new.rows = take_all(old.rows, (2, 1, 1, 0, 0))
+    new.factor = Factor(take(old.factor.W, 2), take(old.factor.e, 1))
+    new.tails = tuple(
+        Tail(take(tail.x, 2), take(tail.root, 1), take_all(tail.border, (2, 2, 1)))
+        for tail in old.tails
     )
     return new
 

@@ -292,6 +292,36 @@ class Product(Form):
         return Product([factor.map(function) for factor in self.factors])
 
 
+class Drifting(Form):
+    r"""A kernel of functions that drift: :math:`k(x, x') \exp(-w |t - t'|)`.
+
+    Args:
+        base: The kernel of the inputs.
+        rate: ``(*batch,)``, :math:`w`.
+    """
+
+    def __init__(self, base: Form, rate: Tensor) -> None:
+        self.base, self.rate = base, rate
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Covariance ``(*batch, n1, n2)``; the last column of inputs is the time."""
+        age = (x1[..., -1].unsqueeze(-1) - x2[..., -1].unsqueeze(-2)).abs()
+        decay = (-self.rate[..., None, None] * age).clamp_min(far(age)).exp()
+        return self.base.gram(x1[..., :-1], x2[..., :-1]) * decay
+
+    def variances(self, x: Tensor) -> Tensor:
+        """Prior variances ``(*batch, n)``."""
+        return self.base.variances(x[..., :-1])
+
+    def scaled(self, scale: Tensor) -> Form:
+        """The same times ``scale`` ``(*batch,)``."""
+        return Drifting(self.base.scaled(scale), self.rate)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
+        """The same with ``function`` of each of its tensors."""
+        return Drifting(self.base.map(function), function(self.rate))
+
+
 # -- reading ------------------------------------------------------------------------
 
 

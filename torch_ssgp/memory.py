@@ -1,19 +1,13 @@
-r"""The memory of a stream: a small regression data set, finer than the model.
-
-A model computes with its inducing points. What was seen is kept apart from them, so
-that neither their number nor the current hyperparameters decide what is remembered:
+r"""The memory of a stream: a regression data set of bounded size.
 
 * *raw data*, as they came: nothing about them is approximated, and those of other
   likelihoods can still be read anew;
-* *rows*, pseudo-observations :math:`U f(Z_s) \approx g` of the function at the first
-  points of the memory (see :mod:`torch_ssgp.functional`), once there are more points
-  than the memory may hold.
+* *rows*, pseudo-observations :math:`U f(Z) \approx g` of the function at points
+  :math:`Z` (see :mod:`torch_ssgp.functional`), once there was more than the memory may
+  hold.
 
-    remember   append data: exact
-    compress   choose points, project data and rows on them, one QR
-
-While a stream has no more data than the memory has room for, every update is batch
-inference on all data. Afterwards only what that many points cannot say is lost.
+Until then a model is the exact Gaussian process on all data. It stores likelihoods, not
+a posterior: the prior is counted once, and hyperparameters may change at any time.
 """
 
 from __future__ import annotations
@@ -31,7 +25,7 @@ from torch_ssgp.functional import PseudoObservations
 
 
 class Data(NamedTuple):
-    r"""Data as an update sees them: raw data of the memory first.
+    r"""Raw data, those of the memory first.
 
     Attributes:
         x: ``(*batch, n, d)``.
@@ -39,12 +33,15 @@ class Data(NamedTuple):
         noise: ``(*batch, n)``, known noise variances, zero where there is none.
         weight: ``(n,)`` or ``(*batch, n)``, powers of their likelihoods, zero where a
             stream has no reading; ``None`` where all are one.
+        time: ``(n,)`` or ``(*batch, n)``, how many data had come before each; ``None``
+            where that does not matter.
     """
 
     x: Tensor
     y: Tensor
     noise: Tensor | None = None
     weight: Tensor | None = None
+    time: Tensor | None = None
 
     @property
     def num_data(self) -> Tensor | int:
@@ -58,12 +55,37 @@ class Data(NamedTuple):
 
     def narrow(self, start: int, count: int) -> Data:
         """``count`` of the data, from ``start`` on."""
-        return Data(
-            self.x.narrow(-2, start, count),
-            self.y.narrow(-1, start, count),
-            None if self.noise is None else self.noise.narrow(-1, start, count),
-            None if self.weight is None else self.weight.narrow(-1, start, count),
+        rest = (
+            None if each is None else each.narrow(-1, start, count) for each in self[2:]
         )
+        return Data(
+            self.x.narrow(-2, start, count), self.y.narrow(-1, start, count), *rest
+        )
+
+    def joined(self, new: Data) -> Data:
+        """These and new data; what only one of them has gets its default."""
+        if self.y.size(-1) == 0 and self.weight is None and self.noise is None:
+            return new
+        parts = (self, new)
+        noise = weight = time = None
+        if any(d.noise is not None for d in parts):
+            both = (torch.zeros_like(d.y) if d.noise is None else d.noise for d in parts)
+            noise = _side_by_side(*both)
+        if any(d.weight is not None for d in parts):
+            ones = (d.y.new_ones(d.y.size(-1)) for d in parts)
+            both = (
+                one if d.weight is None else d.weight
+                for d, one in zip(parts, ones, strict=True)
+            )
+            weight = _side_by_side(*both)
+        if self.time is not None and new.time is not None:
+            time = _side_by_side(self.time, new.time)
+        x = torch.cat(fn.broadcast_matrices(self.x, new.x), -2)
+        return Data(x, _side_by_side(self.y, new.y), noise, weight, time)
+
+
+def _side_by_side(u: Tensor, v: Tensor) -> Tensor:
+    return torch.cat(fn.broadcast_rows(u, v), -1)
 
 
 class GaussianData(NamedTuple):
@@ -83,10 +105,46 @@ class GaussianData(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The compressed part of a memory: pseudo-observations ``past`` at ``points``."""
+    """The compressed part of a memory.
+
+    Attributes:
+        points: ``(*batch, m, d)``.
+        past: Pseudo-observations at these points.
+        time: ``(m,)`` or ``(*batch, m)``, when the points were data.
+    """
 
     points: Tensor
     past: PseudoObservations
+    time: Tensor | None = None
+
+
+class Counts(NamedTuple):
+    """What a stream has counted, in data unless it says otherwise.
+
+    Attributes:
+        num_updates: Updates so far.
+        arrived: Data that came, forgotten ones too.
+        started_at: Data behind the last fresh start of hyperparameters; zero if nothing
+            was learned yet.
+        since_start: Data that came after it.
+        since_learning: Data that came after hyperparameters were last learned.
+        num_outliers: Data that were left out as outliers, ever.
+        question_at: Raw data that came before an alarm that is still open.
+        question_due: Raw data at which it is asked again; zero if none is open.
+    """
+
+    num_updates: float = 0.0
+    arrived: float = 0.0
+    started_at: float = 0.0
+    since_start: float = 0.0
+    since_learning: float = 0.0
+    num_outliers: float = 0.0
+    question_at: float = 0.0
+    question_due: float = 0.0
+
+
+TRUSTED = 50.0  # log odds of hyperparameters that are not young
+ALARMS = 3  # kinds, see :mod:`torch_ssgp.update.change`
 
 
 class Memory(Buffers):
@@ -97,44 +155,50 @@ class Memory(Buffers):
 
     Attributes:
         points: ``(*batch, r, d)``: those of the rows, then the inputs of raw data.
+        time: ``(r,)`` or ``(*batch, r)``, how many data had come before each.
         U: ``(*batch, p, m)``, rows observed at the first ``m`` points.
         g: ``(*batch, p)``, their targets.
         row_residual: ``(*batch,)``, what no function at those points explains.
-        row_data: ``()``, data behind the rows; fractional after forgetting.
+        row_data: ``()`` or ``(*batch,)``, data behind the rows; fractional after
+            forgetting.
         y: ``(*batch, k)``, targets of the raw data, as they came.
         target: ``(*batch, k)``, the same as Gaussian observations: their sites.
         noise: ``(*batch, k)``, noise variances of these; zero where it is the noise
             of the likelihood.
         weight: ``(k,)`` or ``(*batch, k)``, powers of their likelihoods, below one
-            after forgetting, zero where a stream had no reading.
+            after forgetting, zero where a stream had no reading or it was left out.
+        error: ``(*batch, k)``, their standardised errors when they came.
         offset: ``(*batch,)``, residual that belongs to the sites.
+        sunk: ``(*batch,)``, nats that compressions have lost.
+        bound: ``(*batch,)``, bound on the evidence that the last update reported.
         shared_noise: Whether the noise of the rows follows the likelihood.
         extremes: ``(*batch, e)``, smallest and largest target seen, if any was; of a
             stream without a reading infinity and its opposite.
-        started_at: ``()``, data behind the last fresh start of hyperparameters; zero
-            if nothing was learned yet.
-        since_start: ``()``, data that came after it.
-        since_learning: ``()``, data that came after hyperparameters were last learned.
-        loss: ``(*batch,)``, nats per datum that were still to be won then.
-        lost: ``(*batch,)``, nats that they lose now, over all data.
-        doubt: ``(*batch, q)``, evidence that the stream has changed, in nats, for every
-            power of forgetting; see :mod:`torch_ssgp.update.forgetting`.
-        doubted: ``()``, data that came since there is a doubt.
-        waiting: ``()``, data until a new beginning may be tried again.
-        noticed: ``(*batch,)``, data that it took to notice a drift; zero without one.
-        since_noticed: ``(*batch,)``, data that came after it.
+        odds: ``(*batch,)``, log odds of the learned hyperparameters against a mixture,
+            see :mod:`torch_ssgp.update.young`; 50 where the model is not young.
+        rate: ``(*batch,)``, at which the function drifts, per datum; zero where it does
+            not.
+        alarm: ``(*batch, 3)``, log Bayes factors against the model so far.
+        alarmed: ``(*batch, 3)``, how many raw data came before each of them began.
+        counts: ``(8,)``, see :class:`Counts`.
+        jitter: ``()``, the relative jitter that an update had to raise; else zero. From
+            then on it replaces a smaller ``settings.jitter``.
+        curvature: ``(*batch, h, h)``, inverse Hessian that learning met last; it tells
+            what more learning would win. Without elements if nothing was learned.
         base_key: ``()``, names the model that a branch continues, see
             :func:`torch_ssgp.branch`; zero where the memory is no branch. What that
             model knew is kept apart from what was added, and never mixed with it:
         base_rows: ``()``, how many rows are of the base, the first ones.
         base_raw: ``()``, how many raw data are of the base, the first ones.
         base_residual: ``(*batch,)``, its part of ``row_residual``.
-        base_data: ``()``, its part of ``row_data``.
-        base_power: ``()``, what forgetting has left of it.
+        base_data: ``()`` or ``(*batch,)``, its part of ``row_data``.
+        base_sunk: ``(*batch,)``, its part of ``sunk``.
+        base_power: ``()`` or ``(*batch,)``, what forgetting has left of it.
     """
 
     SIZES = {
         "points": "rd",
+        "time": "r",
         "U": "pm",
         "g": "p",
         "row_residual": "",
@@ -143,75 +207,32 @@ class Memory(Buffers):
         "target": "k",
         "noise": "k",
         "weight": "k",
+        "error": "k",
         "offset": "",
+        "sunk": "",
+        "bound": "",
         "shared_noise": "",
         "extremes": "e",
-        "started_at": "",
-        "since_start": "",
-        "since_learning": "",
-        "loss": "",
-        "lost": "",
-        "doubt": "q",
-        "doubted": "",
-        "waiting": "",
-        "noticed": "",
-        "since_noticed": "",
+        "odds": "",
+        "rate": "",
+        "alarm": "q",
+        "alarmed": "q",
+        "counts": "c",
+        "jitter": "",
+        "curvature": "hh",
         "base_key": "",
         "base_rows": "",
         "base_raw": "",
         "base_residual": "",
         "base_data": "",
+        "base_sunk": "",
         "base_power": "",
     }
 
     def __init__(self, batch_shape: torch.Size = torch.Size()) -> None:
         super().__init__()
-        empty = {
-            "points": torch.zeros(*batch_shape, 0, 0),
-            "U": torch.zeros(*batch_shape, 0, 0),
-            "g": torch.zeros(*batch_shape, 0),
-            "row_residual": torch.zeros(batch_shape),
-            "row_data": torch.zeros(()),
-            "y": torch.zeros(*batch_shape, 0),
-            "target": torch.zeros(*batch_shape, 0),
-            "noise": torch.zeros(*batch_shape, 0),
-            "weight": torch.zeros(0),
-            "offset": torch.zeros(batch_shape),
-            "extremes": torch.zeros(*batch_shape, 0),
-            "started_at": torch.zeros(()),
-            "since_start": torch.zeros(()),
-            "since_learning": torch.zeros(()),
-            "loss": torch.zeros(batch_shape),
-            "lost": torch.zeros(batch_shape),
-            "doubt": torch.zeros(*batch_shape, 0),
-            "doubted": torch.zeros(()),
-            "waiting": torch.zeros(()),
-            "noticed": torch.zeros(batch_shape),
-            "since_noticed": torch.zeros(batch_shape),
-        }
-        for name, value in empty.items():
-            self.register_buffer(name, value.double())
-        self.register_buffer("shared_noise", torch.tensor(False))
-        for name, value in no_base(self.offset).items():
+        for name, value in nothing_known(batch_shape).items():
             self.register_buffer(name, value)
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        """A state saved before branches existed is none, and waits for nothing.
-
-        Nor does it drift.
-        """
-        if prefix + "doubted" in state_dict:
-            nothing = torch.zeros_like(state_dict[prefix + "doubted"])
-            state_dict.setdefault(prefix + "waiting", nothing)
-            offset = state_dict[prefix + "offset"]
-            for name in ("noticed", "since_noticed"):
-                state_dict.setdefault(prefix + name, torch.zeros_like(offset))
-            state_dict.pop(prefix + "drifts", None)
-            for name, value in no_base(offset).items():
-                state_dict.setdefault(prefix + name, value)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _check_sizes(self, values: dict[str, Tensor], prefix: str) -> None:
         super()._check_sizes(values, prefix)
@@ -236,6 +257,11 @@ class Memory(Buffers):
         return self.y.size(-1)
 
     @property
+    def num_rows(self) -> int:
+        """The number of rows, raw data included: what ``memory_size`` bounds."""
+        return self.g.size(-1) + self.y.size(-1)
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing was remembered yet."""
         return self.num_points == 0
@@ -251,7 +277,8 @@ class Memory(Buffers):
         """The rows, and the points they observe."""
         now = copy(self)
         past = PseudoObservations(now.U, now.g, now.row_residual, now.row_data)
-        return Rows(now.points[..., : now.U.size(-1), :], past)
+        count = now.U.size(-1)
+        return Rows(now.points[..., :count, :], past, now.time[..., :count])
 
     @property
     def of_base(self) -> PseudoObservations:
@@ -271,97 +298,48 @@ class Memory(Buffers):
         now = copy(self)
         return now.points[..., now.U.size(-1) :, :]
 
-    def pseudo_observations(self, noise: Tensor, s: Tensor) -> PseudoObservations:
-        """All of it as pseudo-observations at ``points``.
-
-        Args:
-            noise: ``(*batch, k)`` or broadcastable, noise variances of raw data.
-            s: ``(*batch,)`` noise scale of the rows.
-        """
-        now = copy(self)
-        _, past = now.compressed
-        past = past._replace(rho=past.rho + now.offset)
-        if now.num_raw == 0:
-            return past
-        return fn.observe(past, now.target, noise, s, now.weight)
-
-    @property
-    def rows(self) -> Tensor:
-        """``(*batch, rows, r)``: what was observed, one row per observation.
-
-        In units of the noise that all share, or of each row's own noise.
-        """
-        now = copy(self)
-        noise = torch.where(now.noise == 0, 1.0, now.noise)
-        return now.pseudo_observations(noise, torch.ones_like(now.residual)).U
-
     @property
     def residual(self) -> Tensor:
         """``(*batch,)``, what no function at the points explains."""
         now = copy(self)
         return now.row_residual + now.offset
 
+    def count(self) -> Counts:
+        """What the stream has counted, as numbers: a device waits here."""
+        return Counts(*self.counts.tolist())
 
-def buffers(
-    rows: Rows, data: Data, sites: GaussianData, shared_noise: bool
-) -> dict[str, Tensor]:
-    """Buffers of a memory, as tensors of their own.
 
-    Args:
-        rows: The compressed part.
-        data: Raw data.
-        sites: The same as Gaussian observations, with the noise to remember.
-        shared_noise: Whether the noise of the rows follows the likelihood.
-    """
-    past, weight, noise = rows.past, data.weight, sites.noise
-    if weight is None:
-        weight = past.g.new_ones(data.x.size(-2))
-    if noise is None:
-        noise = torch.zeros_like(sites.target)
+def nothing_known(batch_shape: torch.Size) -> dict[str, Tensor]:
+    """Buffers of a memory that is empty."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "points": (*batch_shape, 0, 0),
+        "time": (0,),
+        "U": (*batch_shape, 0, 0),
+        "g": (*batch_shape, 0),
+        "row_residual": batch_shape,
+        "row_data": (),
+        "y": (*batch_shape, 0),
+        "target": (*batch_shape, 0),
+        "noise": (*batch_shape, 0),
+        "weight": (0,),
+        "error": (*batch_shape, 0),
+        "offset": batch_shape,
+        "sunk": batch_shape,
+        "bound": batch_shape,
+        "extremes": (*batch_shape, 0),
+        "rate": batch_shape,
+        "alarm": (*batch_shape, ALARMS),
+        "alarmed": (*batch_shape, ALARMS),
+        "counts": (len(Counts()),),
+        "jitter": (),
+        "curvature": (0, 0),
+    }
     values = {
-        "points": torch.cat(fn.broadcast_matrices(rows.points, data.x), -2),
-        "U": past.U,
-        "g": past.g,
-        "row_residual": past.rho,
-        "row_data": past.n,
-        "y": data.y,
-        "target": sites.target,
-        "noise": noise.expand(sites.target.shape),
-        "weight": weight,
-        "offset": sites.offset,
-        "shared_noise": torch.tensor(shared_noise, device=past.g.device),
+        name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()
     }
-    return {name: stored(value) for name, value in values.items()}
-
-
-def memory_of(summary: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Buffers of a memory that knows what a summary knows, at its inducing points.
-
-    Args:
-        summary: Buffers of a summary.
-    """
-    past = PseudoObservations(
-        summary["U"], summary["g"], summary["residual"], summary["num_data"]
-    )
-    z, nothing = summary["inducing_points"], summary["g"][..., :0]
-    sites = GaussianData(nothing, None, torch.zeros_like(past.rho))
-    shared_noise = bool(summary["shared_noise"])
-    values = buffers(Rows(z, past), Data(z[..., :0, :], nothing), sites, shared_noise)
-    return {
-        **values,
-        "extremes": past.rho.new_zeros(*past.rho.shape, 0),
-        "started_at": past.n.clone(),
-        "since_start": torch.zeros_like(past.n),
-        "since_learning": torch.zeros_like(past.n),
-        "loss": torch.zeros_like(past.rho),
-        "lost": torch.zeros_like(past.rho),
-        "doubt": past.rho.new_zeros(*past.rho.shape, 0),
-        "doubted": torch.zeros_like(past.n),
-        "waiting": torch.zeros_like(past.n),
-        "noticed": torch.zeros_like(past.rho),
-        "since_noticed": torch.zeros_like(past.rho),
-        **no_base(past.rho),
-    }
+    values["odds"] = torch.full(batch_shape, TRUSTED, dtype=torch.float64)
+    flag = {"shared_noise": torch.tensor(False)}
+    return values | flag | no_base(values["offset"])
 
 
 def no_base(residual: Tensor) -> dict[str, Tensor]:
@@ -377,45 +355,110 @@ def no_base(residual: Tensor) -> dict[str, Tensor]:
         "base_raw": zero.clone(),
         "base_residual": torch.zeros_like(residual),
         "base_data": residual.new_zeros(()),
+        "base_sunk": torch.zeros_like(residual),
         "base_power": residual.new_ones(()),
     }
 
 
-# -- remembering ------------------------------------------------------------------
+def from_version_02(state: dict[str, Any], prefix: str) -> None:
+    """Bring the state of a model of version 0.2 into the form of now, in place.
 
-
-def remember(old: Data, new: Data) -> Data:
-    """Append new data to the raw ones; if any has a noise of its own, all get one.
+    It has a summary besides its memory, of which little is left to know.
 
     Args:
-        old: Raw data of the memory.
-        new: New data.
+        state: The state.
+        prefix: Of the names that are the model's.
     """
-    if old.y.size(-1) == 0:
-        return new
-    noise = None
-    if old.noise is not None or new.noise is not None:
-        noise = _joined(
-            *(torch.zeros_like(d.y) if d.noise is None else d.noise for d in (old, new))
-        )
-    weight = None
-    if old.weight is not None or new.weight is not None:
-        weight = _joined(
-            *(
-                d.y.new_ones(d.y.size(-1)) if d.weight is None else d.weight
-                for d in (old, new)
-            )
-        )
-    return Data(
-        torch.cat(fn.broadcast_matrices(old.x, new.x), -2),
-        _joined(old.y, new.y),
-        noise,
-        weight,
+
+    def taken(part: str) -> dict[str, Tensor]:
+        names = [name for name in state if name.startswith(prefix + part)]
+        return {name.removeprefix(prefix + part): state.pop(name) for name in names}
+
+    try:
+        new = _from_version_02(taken("summary."), taken("memory."))
+    except KeyError as error:
+        raise StateError(
+            f"The state is of version 0.2 and has no tensor {error}; nothing was "
+            "loaded. Pass a state with all its tensors."
+        ) from error
+    state.update({f"{prefix}memory.{name}": value for name, value in new.items()})
+
+
+def _from_version_02(
+    summary: dict[str, Tensor], old: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    g, arrived = old["g"], (old["row_data"] + old["weight"].sum(-1)).max()
+    counts = Counts(
+        num_updates=float(summary["num_updates"]),
+        arrived=float(arrived),
+        started_at=float(old["started_at"]),
+        since_start=float(old["since_start"]),
+        since_learning=float(old["since_learning"]),
     )
+    names = ("U", "g", "residual", "num_data")
+    past = PseudoObservations(*(summary[name] for name in names))
+    rows = fn.recall(past, summary["prior_cholesky"], summary["prior_mean"])
+    new = nothing_known(g.shape[:-1]) | {
+        "time": arrived + torch.arange(-old["points"].size(-2), 0).to(g),
+        "error": torch.zeros_like(old["y"]),
+        "bound": fn.evidence(rows, summary["noise_scale"]),
+        "jitter": summary["jitter"],
+        "counts": g.new_tensor(counts),
+    }
+    return {
+        name: new[name] if name in _SINCE_VERSION_02 else old[name]
+        for name in Memory.SIZES
+    }
 
 
-def _joined(u: Tensor, v: Tensor) -> Tensor:
-    return torch.cat(fn.broadcast_rows(u, v), -1)
+_SINCE_VERSION_02 = (
+    "time",
+    "error",
+    "sunk",
+    "bound",
+    "odds",
+    "rate",
+    "alarm",
+    "alarmed",
+    "counts",
+    "jitter",
+    "curvature",
+    "base_sunk",
+)
+
+
+def buffers(
+    rows: Rows, data: Data, sites: GaussianData, shared_noise: bool
+) -> dict[str, Tensor]:
+    """Buffers of the data set, as tensors of their own.
+
+    Args:
+        rows: The compressed part.
+        data: Raw data.
+        sites: The same as Gaussian observations, with the noise to remember.
+        shared_noise: Whether the noise of the rows follows the likelihood.
+    """
+    past, weight, noise = rows.past, data.weight, sites.noise
+    if weight is None:
+        weight = past.g.new_ones(data.y.size(-1))
+    if noise is None:
+        noise = torch.zeros_like(sites.target)
+    assert rows.time is not None and data.time is not None
+    values = {
+        "points": torch.cat(fn.broadcast_matrices(rows.points, data.x), -2),
+        "time": _side_by_side(rows.time, data.time),
+        "U": past.U,
+        "g": past.g,
+        "row_residual": past.rho,
+        "row_data": past.n,
+        "y": data.y,
+        "target": sites.target,
+        "noise": noise.expand(sites.target.shape),
+        "weight": weight,
+        "offset": sites.offset,
+        "shared_noise": torch.tensor(shared_noise, device=past.g.device),
+    }
+    return {name: stored(value) for name, value in values.items()}
 
 
 def extremes(before: Tensor, data: Data) -> Tensor:
@@ -430,10 +473,3 @@ def extremes(before: Tensor, data: Data) -> Tensor:
     if before.numel():
         low, high = low.minimum(before[..., 0]), high.maximum(before[..., 1])
     return torch.stack([low, high], -1)
-
-
-def no_raw_data(data: Data) -> tuple[Data, GaussianData]:
-    """No raw data, in the shape of these."""
-    nothing = data.y[..., :0]
-    residual = data.y.new_zeros(data.y.shape[:-1])
-    return Data(data.x[..., :0, :], nothing), GaussianData(nothing, None, residual)

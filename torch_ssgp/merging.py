@@ -1,44 +1,41 @@
 r"""Merge several models into one that knows what all of them saw.
 
-    part_of, added_to   what each model saw, without what a common base knew
-    join                all of it as one regression data set: exact
-    learn               an update without new data: choose inducing points, compress if
-                        there are more points than a memory holds, summarise
+    known_to, after   what each model saw, without what a common base knew
+    join              all of it as one regression data set: exact
+    walk              an update without new data: learn if asked to, and compress if
+                      there are more rows than a memory holds
 
 A memory holds only likelihoods, so the prior is not counted twice, and the order of
-models does not matter. With fixed hyperparameters, and inducing points that the
-memories hold, every step is exact: the result equals one model that saw everything, in
-any order and for any tree of merges. Otherwise it is what one memory of that size can
-express.
+models does not matter. While everything is raw, the result is the model of all data.
+With fixed hyperparameters, and inducing points that all memories hold, it still is one
+model that saw everything, in any order and for any tree of merges. Otherwise it is what
+one memory of that size can express.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from torch_ssgp import settings
 from torch_ssgp import validation as check
 from torch_ssgp.branching import key_of
 from torch_ssgp.core import StreamingCore
 from torch_ssgp.exceptions import MergeError, NumericalWarning, warn
-from torch_ssgp.memory import Data, buffers, no_base
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.multioutput import MultiOutputGP
-from torch_ssgp.parts import Part, added_to, join, part_of
-from torch_ssgp.points import merge_duplicates
-from torch_ssgp.update.learning import learn
+from torch_ssgp.parts import after, base_in, join, known_to, settled
+from torch_ssgp.update import walk
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.result import Status
-from torch_ssgp.update.walk import Update
+from torch_ssgp.update.state import Base, State
 
-# Points that are joined before they are compressed, per point of the memory: many
-# models are merged in rounds, whose matrices have a bounded size.
+# Rows that are joined before they are compressed, per row of the memory: many models
+# are merged in rounds, whose matrices have a bounded size.
 AT_ONCE = 4
 
 Model = TypeVar("Model", StreamingGP, MultiOutputGP)
@@ -57,8 +54,7 @@ def merge(
     that continued from one ``base`` all share its knowledge, which must be counted
     once. Create them with :func:`torch_ssgp.branch`, which keeps the base separate in
     their memories. Plain copies of the base also work, as long as their memories have
-    not been compressed since, or their hyperparameters and inducing points stayed
-    fixed.
+    not been compressed since.
 
     Inducing points that all models have in common are kept; otherwise the policy
     chooses. If models have forgotten some of the base, it counts with the smallest
@@ -120,45 +116,99 @@ def _merge(
         return result
     result.num_inducing = max(core.num_inducing for core in everyone)
     result.memory_size = max(core.memory_size for core in everyone)
-    shared_noise = all(bool(core.memory.shared_noise) for core in full)
-    raised = torch.stack([core.summary.jitter for core in full]).max()
-    flag = torch.tensor(shared_noise, device=result.summary.g.device)
-    result.summary.replace(shared_noise=flag, jitter=raised)
+    raised = torch.stack([core.memory.jitter for core in full]).max()
+    result.memory.replace(jitter=raised)
 
-    # What the leading model kept apart is not the first part of what is joined.
-    result.memory.replace(**no_base(result.memory.offset))
+    shared_noise = all(bool(core.memory.shared_noise) for core in full)
+    arrived = _total(cores, root, "arrived")
+    known = partial(known_to, shared_noise=shared_noise, now=arrived)
+    base, states = None, [known(c) for c in cores if not c.memory.is_empty]
     if root is None or root.memory.is_empty:
         _check_no_common_base(cores)
-        parts = [part_of(c, shared_noise) for c in cores if not c.memory.is_empty]
     else:
-        added = [
-            added_to(root, core, shared_noise, f"models[{i}]")
-            for i, core in enumerate(cores)
-            if not core.memory.is_empty
-        ]
-        first = part_of(root, shared_noise)
-        power = first.target.new_ones(())
-        for each in added:
-            power = torch.minimum(power, each.power.to(power))
-        parts = [first.discount(power), *(each.part for each in added)]
-        _mark(result, parts[0], key_of(root), power)
-
-    joined, at_once = parts[0], AT_ONCE * result.memory_size
-    _store(result, joined, shared_noise)
-    seen = torch.cat([core.memory.extremes for core in full], -1)
-    if seen.size(-1):
-        seen = torch.stack(seen.aminmax(dim=-1), -1)
-    result.memory.replace(extremes=seen)
-    z = _common_points(full)
-    for i, part in enumerate(parts[1:], start=1):
-        joined = join([joined, part])
-        _store(result, joined, shared_noise)
-        if joined.size > at_once and i + 1 < len(parts):
-            _summarise(result, z, 0)
-            joined = part_of(result, shared_noise)
-    _count(result, lead)
-    _summarise(result, z, num_steps)
+        states, base = _without_base(states, known(root), cores, key_of(root.memory))
+    first = known(lead)
+    counts, num_new = first.counts, arrived - first.counts.arrived
+    joined = states[0]._replace(
+        prior=first.prior,
+        rate=first.rate,
+        extremes=_extremes(full),
+        alarm=torch.zeros_like(first.alarm),
+        alarmed=torch.zeros_like(first.alarmed),
+        base=base,
+        jitter=first.jitter,
+        counts=counts._replace(
+            arrived=arrived,
+            since_start=counts.since_start + num_new,
+            since_learning=counts.since_learning + num_new,
+            num_outliers=_total(cores, root, "num_outliers"),
+            question_at=0.0,
+            question_due=0.0,
+        ),
+    )
+    for state in states[1:]:
+        if joined.num_rows > AT_ONCE * result.memory_size:
+            joined = _walk(result, joined, 0, shared_noise)
+        joined = join(joined, state)
+    _walk(result, joined, num_steps, shared_noise)
     return result
+
+
+def _without_base(
+    states: list[State], root: State, cores: list[StreamingGP], key: int
+) -> tuple[list[State], Base]:
+    """The base, then what each model saw in addition; the mark of the base.
+
+    It counts with the smallest power that any model has left of it.
+    """
+    power, added = root.sunk.new_ones(()), []
+    full = [i for i, core in enumerate(cores) if not core.memory.is_empty]
+    for i, state in zip(full, states, strict=True):
+        inherited = base_in(state, root, key)
+        if inherited is None:
+            raise MergeError(
+                f"What models[{i}] saw cannot be separated from what base knew: it is "
+                "no branch of this base, and its memory does not begin with the "
+                "data of base, perhaps because they were compressed since. Start "
+                "workers with torch_ssgp.branch(base), which keeps the two apart."
+            )
+        power = torch.minimum(power, inherited.power)
+        added.append(after(state, inherited))
+    root = walk.discounted(root._replace(base=None), power)
+    mark = torch.tensor(key, device=power.device)
+    base = Base(mark, root.rows.past, root.num_raw, power, root.sunk)
+    return [root, *added], base
+
+
+def _total(cores: list[StreamingGP], root: StreamingGP | None, name: str) -> float:
+    """A count over all models, that of their base once."""
+    before = 0.0 if root is None else getattr(root.memory.count(), name)
+    full = [core.memory for core in cores if not core.memory.is_empty]
+    return before + sum(getattr(m.count(), name) - before for m in full)
+
+
+def _extremes(cores: list[StreamingGP]) -> Tensor:
+    """Smallest and largest target that any model has seen, ``(*batch, 2)``."""
+    low, high = torch.stack([core.memory.extremes for core in cores]).unbind(-1)
+    return torch.stack([low.amin(0), high.amax(0)], -1)
+
+
+def _walk(
+    result: StreamingGP, joined: State, num_steps: int, shared_noise: bool
+) -> State:
+    """An update without new data: learn if asked to, and compress what is too much."""
+    nothing = result.no_data()
+    limits = result.limits(nothing)._replace(shared_noise=shared_noise)
+    result.memory.replace(**settled(joined, limits).buffers(shared_noise))
+    options = UpdateOptions(
+        num_steps=num_steps, learn_hyperparameters=num_steps > 0, forget=1.0
+    )
+    with torch.enable_grad():
+        learned = walk.update(result.known(nothing), nothing, options, limits)
+    if learned.status is not Status.OK:
+        warn(learned.status.advice, NumericalWarning)
+    result.commit(learned, shared_noise)
+    return learned.state
 
 
 def _core(model: Any, name: str) -> StreamingGP:
@@ -171,80 +221,6 @@ def _core(model: Any, name: str) -> StreamingGP:
             "inside each model, if all have the same units."
         )
     return model
-
-
-def _common_points(cores: list[StreamingGP]) -> Tensor | None:
-    """The inducing points, if all models have the same ones."""
-    z = cores[0].summary.inducing_points
-    others = (core.summary.inducing_points for core in cores[1:])
-    return z if all(torch.equal(z, other) for other in others) else None
-
-
-# -- what is remembered ---------------------------------------------------------------
-
-
-def _store(result: StreamingGP, part: Part, shared_noise: bool) -> None:
-    """Replace the memory of a model by a part; marks of a base stay."""
-    values = buffers(part.rows, part.data, part.sites, shared_noise)
-    result.memory.replace(**values)
-
-
-def _mark(result: StreamingGP, base: Part, key: int, power: Tensor) -> None:
-    """Mark the first rows and data as those of a base, of which a power is left."""
-    past, device = base.rows.past, base.target.device
-    counts = torch.tensor([key, past.g.size(-1), base.data.y.size(-1)], device=device)
-    result.memory.replace(
-        base_key=counts[0].clone(),
-        base_rows=counts[1].clone(),
-        base_raw=counts[2].clone(),
-        base_residual=past.rho.clone(),
-        base_data=past.n.clone(),
-        base_power=power.clone(),
-    )
-
-
-def _count(result: StreamingGP, lead: StreamingGP) -> None:
-    """Count the data of other models as new since hyperparameters were learned."""
-    memory, old = result.memory, lead.memory
-    num_new = (memory.num_data.max() - old.num_data.max()).clamp_min(0)
-    memory.replace(
-        started_at=old.started_at,
-        since_start=old.since_start + num_new,
-        since_learning=old.since_learning + num_new,
-        loss=old.loss,
-        doubt=old.doubt[..., :0],
-        doubted=torch.zeros_like(old.doubted),
-        waiting=torch.zeros_like(old.waiting),
-        noticed=torch.zeros_like(old.noticed),
-        since_noticed=torch.zeros_like(old.since_noticed),
-    )
-
-
-def _summarise(result: StreamingGP, z: Tensor | None, num_steps: int) -> None:
-    """An update without new data: what is remembered becomes the model."""
-    dtype = settings.algebra_dtype.of(result.dtype)
-    nothing = Data(*(t.to(dtype) for t in result.no_data()[:2]))
-    options = UpdateOptions(
-        num_steps=num_steps,
-        learn_hyperparameters=num_steps > 0,
-        learn_inducing_points=num_steps > 0,
-    )
-    known, limits = result.known(nothing), result.limits(nothing)
-    if z is None:
-        update = Update(known, nothing, options, limits)
-        objective = update.objective()
-        # To the policy all data are new, and no point is an old one.
-        candidates = update.points.candidates(objective)._replace(num_new=None)
-        z = limits.policy(candidates)
-        check.check_choice(z, limits.policy, objective.data.x)
-        z = merge_duplicates(objective.kernel, z, objective.jitter)
-    points = z.to(dtype).expand(*result.batch_shape, *z.shape[-2:])
-    options = replace(options, inducing_points=points)
-    with torch.enable_grad():
-        learned = learn(known, nothing, options, limits)
-    if learned.status is not Status.OK:
-        warn(learned.status.advice, NumericalWarning)
-    result.commit(learned)
 
 
 # -- checks ---------------------------------------------------------------------------
@@ -265,30 +241,31 @@ def _check_no_common_base(cores: list[StreamingGP]) -> None:
 
 def _check_alike(a: StreamingCore, b: StreamingCore, first: str, second: str) -> None:
     """Raise unless two models have the same structure and units."""
-    facts: dict[str, tuple[Any, Any]] = {
-        "likelihood": (_structure(a.likelihood), _structure(b.likelihood)),
-        "covar_module": (_structure(a.covar_module), _structure(b.covar_module)),
-        "mean_module": (_structure(a.mean_module), _structure(b.mean_module)),
-        "batch_shape": (tuple(a.batch_shape), tuple(b.batch_shape)),
-        "alpha": (a.alpha, b.alpha),
-        "share_noise": (a.share_noise, b.share_noise),
-        "dtype": (a.dtype, b.dtype),
-        "device": (a.device, b.device),
-    }
-    if a.num_dims is not None and b.num_dims is not None:
-        facts["number of inputs"] = (a.num_dims, b.num_dims)
-    for name, (one, other) in facts.items():
-        if one != other:
+    theirs = _facts(b)
+    for name, one in _facts(a).items():
+        other = theirs[name]
+        if one != other and None not in (one, other):
             raise MergeError(
-                f"{second} has a different {name} from {first}: "
-                f"{_shown(b, name, other)} instead of {_shown(a, name, one)}. Build "
-                "models to be merged alike, with data in the same units."
+                f"{second} has a different {name} from {first}: {_shown(other)} "
+                f"instead of {_shown(one)}. Build models to be merged alike, with "
+                "data in the same units."
             )
 
 
-def _structure(module: nn.Module) -> list[Any]:
+def _facts(core: StreamingCore) -> dict[str, Any]:
+    """What models to be merged have in common; ``None`` where it is not known yet."""
+    modules = ("likelihood", "covar_module", "mean_module")
+    values = ("batch_shape", "alpha", "share_noise", "dtype", "device")
+    return {
+        **{name: _structure(getattr(core, name)) for name in modules},
+        **{name: getattr(core, name) for name in values},
+        "number of inputs": core.num_dims,
+    }
+
+
+def _structure(module: nn.Module) -> list[tuple]:
     """Everything that makes two modules the same function of their parameters."""
-    facts: list[Any] = []
+    facts: list[tuple] = []
     for name, part in module.named_modules():
         if "constraint" in name or "prior" in name:
             continue  # limits of parameters, which are not the function
@@ -305,11 +282,9 @@ def _structure(module: nn.Module) -> list[Any]:
     return facts
 
 
-def _shown(core: StreamingCore, name: str, fact: Any) -> str:
-    """A fact for an error message."""
-    if hasattr(core, name) and isinstance(getattr(core, name), nn.Module):
-        parts = [f"{type(p).__name__}" for p in getattr(core, name).modules()]
-        kinds = [p for p in parts if not p.endswith(("Than", "Positive", "List"))]
-        shapes = [tuple(p.shape) for p in getattr(core, name).parameters()]
-        return f"{'/'.join(kinds)} with parameters of shapes {shapes}"
-    return str(fact)
+def _shown(fact: Any) -> str:
+    """A fact for an error message; of modules, the shapes of their parameters too."""
+    if not isinstance(fact, list):
+        return str(fact)
+    parts = [(kind.__name__, *(s for _, s in shapes)) for _, kind, _, shapes, _ in fact]
+    return "/".join(" ".join(map(str, part)) for part in parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import wraps
@@ -20,32 +20,22 @@ from gpytorch.likelihoods import (
 from gpytorch.means import Mean
 from torch import Tensor
 
-from torch_ssgp import likelihoods, persistence
+from torch_ssgp import likelihoods, persistence, plotting
 from torch_ssgp import validation as check
 from torch_ssgp.advice import warn_once
 from torch_ssgp.atomic import atomic_change
-from torch_ssgp.conditioning import condition
+from torch_ssgp.conditioning import condition, evidence_of
 from torch_ssgp.core import StreamingCore
-from torch_ssgp.exceptions import (
-    ArgumentError,
-    NumericalWarning,
-    warn,
-)
+from torch_ssgp.exceptions import ArgumentError, NumericalWarning, warn
 from torch_ssgp.export import ExportedGP, export_predictor
 from torch_ssgp.indexing import streams_of
-from torch_ssgp.inducing import AdaptiveBudget, InducingPolicy
-from torch_ssgp.memory import (
-    Data,
-    Memory,
-)
-from torch_ssgp.summary import PosteriorSummary
-from torch_ssgp.update.learning import learn
+from torch_ssgp.inducing import InducingPolicy
+from torch_ssgp.memory import Data, Memory
+from torch_ssgp.update import walk
 from torch_ssgp.update.objective import Prior
-from torch_ssgp.update.options import Callback, UpdateOptions
+from torch_ssgp.update.options import UpdateOptions, resolve
 from torch_ssgp.update.result import Status, UpdateResult
 from torch_ssgp.update.state import Learned
-
-MEMORY = 2  # points of the memory for every inducing point, by default
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -62,14 +52,13 @@ def one_at_a_time(update: Method) -> Method:
 
 
 class StreamingGP(StreamingCore):
-    r"""Sparse Gaussian process regression on a stream.
+    r"""A Gaussian process on a data set of bounded size.
 
-    Every :meth:`update` adds the new data to a memory, learns hyperparameters and
-    inducing points from the whole memory, and stores the posterior. The memory has more
-    points than the model, and its size is bounded. While it has room, an update is
-    batch inference on all data. Afterwards it keeps what ``memory_size`` points can
-    express. With fixed hyperparameters and inducing points, the result always equals
-    batch inference.
+    Until ``memory_size`` rows have come it is the exact Gaussian process on all data.
+    When it is full, the past is compressed onto ``num_inducing`` points by the step of
+    the paper, and goes on as rows of the same data set. Every :meth:`update` adds the
+    new data; when it is due it learns hyperparameters. With fixed hyperparameters and
+    inducing points, the result always equals batch inference.
 
     Args:
         covar_module: A GPyTorch kernel.
@@ -81,17 +70,16 @@ class StreamingGP(StreamingCore):
         mean_module: A GPyTorch mean; a constant by default, zero for labels. The first
             batch sets a constant of 0.0, unless it is frozen or has a prior. For a mean
             that stays at zero use ``ZeroMean``.
-        num_inducing: Largest number of inducing points.
-        inducing_policy: Chooses the inducing points of an update;
-            ``AdaptiveBudget`` by default, which takes as many as the stream needs.
+        num_inducing: Number of points that a compression leaves.
+        inducing_policy: Chooses these points; by default they cover all inputs.
         alpha: 0 for the variational bound, up to 1 for Power-EP.
         share_noise: Whether to learn one noise from all data seen, if the likelihood
             has one noise and ``alpha`` is 0. ``False`` gives the form of the paper, in
             which the past keeps the noise it had.
         batch_shape: Shape of independent streams, updated together.
-        memory_size: Number of points of the memory; twice ``num_inducing`` by default.
-            If it equals ``num_inducing``, the past is kept at the inducing points, as
-            in the paper.
+        memory_size: Largest number of rows; one and a half times ``num_inducing`` by
+            default. If it equals ``num_inducing``, every update compresses, as in the
+            paper.
 
     Example:
         >>> import torch
@@ -110,25 +98,18 @@ class StreamingGP(StreamingCore):
         covar_module: Kernel,
         likelihood: Likelihood | None = None,
         mean_module: Mean | None = None,
-        num_inducing: int = 100,
+        num_inducing: int = 200,
+        memory_size: int | None = None,
         inducing_policy: InducingPolicy | None = None,
         alpha: float = 0.0,
         share_noise: bool = True,
         batch_shape: torch.Size = torch.Size(),
-        memory_size: int | None = None,
     ) -> None:
         check.check_module(covar_module, "covar_module", Kernel, "RBFKernel()")
         num_inducing = check.check_positive_int(num_inducing, "num_inducing")
         check.check_alpha(alpha)
         check.check_flag(share_noise, "share_noise")
-        if memory_size is None:
-            memory_size = MEMORY * num_inducing
-        memory_size = check.check_positive_int(memory_size, "memory_size")
-        if memory_size < num_inducing:
-            raise ArgumentError(
-                f"memory_size is {memory_size} with num_inducing={num_inducing}; "
-                "expected at least as many points as inducing points."
-            )
+        memory_size = check.check_memory_size(memory_size, num_inducing)
         batch_shape = check.check_batch_shape(batch_shape)
         if likelihood is None:
             likelihood = GaussianLikelihood(batch_shape=batch_shape)
@@ -139,13 +120,16 @@ class StreamingGP(StreamingCore):
         check.check_modules(covar_module, mean_module, likelihood, batch_shape)
         if inducing_policy is not None:
             check.check_module(
-                inducing_policy, "inducing_policy", InducingPolicy, "AdaptiveBudget()"
+                inducing_policy,
+                "inducing_policy",
+                InducingPolicy,
+                "GreedyInformation()",
             )
         super().__init__(
             Prior(mean_module, covar_module, likelihood),
             num_inducing,
             memory_size,
-            inducing_policy or AdaptiveBudget(),
+            inducing_policy,
             alpha,
             share_noise,
             batch_shape,
@@ -160,18 +144,10 @@ class StreamingGP(StreamingCore):
         y_new: Tensor,
         noise: Tensor | None = None,
         *,
-        num_steps: int = 100,
-        lr: float | None = None,
-        optimizer: str = "adam",
-        learn_hyperparameters: bool | int | str = "auto",
-        learn_inducing_points: bool | None = None,
-        inducing_points: Tensor | None = None,
-        trust_region: float | None = None,
+        learn: bool | int | str | None = None,
         forget: float | str | None = None,
-        change_odds: float = 1e-3,
-        restart: bool = True,
-        progress: bool = False,
-        callback: Callback | None = None,
+        options: UpdateOptions | None = None,
+        **keywords: Any,
     ) -> UpdateResult:
         """Learn from new data. Updates are atomic, even under Ctrl-C.
 
@@ -186,98 +162,74 @@ class StreamingGP(StreamingCore):
                 reading.
             noise: Known noise variances ``(*batch_shape, n)``. From then on, past data
                 keep the noise they have (site form).
-            num_steps: Budget of the inner loop; 0 for the closed form alone. Steps stop
-                when they no longer pay. With ``learn_hyperparameters="auto"`` they stop
-                earlier the more often a stream learns.
-            lr: Learning rate, in units of log-hyperparameters and of the spacing of
-                inducing points; by default 0.05 for Adam, 1 for L-BFGS.
-            optimizer: ``"adam"`` or ``"lbfgs"``.
-            learn_hyperparameters: Whether the inner loop moves hyperparameters; a
-                number k for every k-th update only, starting with the first. ``"auto"``
-                runs the inner loop when it pays: when there are many more data than the
-                last time, when the new data are surprising, or when points, noise and
-                scale no longer suit all data. Other updates only remember.
-            learn_inducing_points: Whether it moves inducing points; by default
-                whenever it moves hyperparameters.
-            inducing_points: ``(*batch_shape, m, d)``, the new inducing points (or where
-                the inner loop starts). By default the policy chooses them.
-            trust_region: Width of a region around the previous hyperparameters. Moving
-                a log-hyperparameter by this width costs half a nat, by twice the width
-                two nats. ``None`` for no trust region.
-            forget: Power of the past's likelihood, in (0, 1]; 1 forgets nothing.
-                ``"auto"`` lets the evidence of the new data decide: 1 while the model
-                predicts them well, less if the function drifts, 0 if it has changed;
-                hyperparameters then start over. The default is ``"auto"`` if
-                hyperparameters are learned. It is 1 if they are fixed, if only every
-                k-th update learns, and in a branch.
-            change_odds: Prior odds that the stream changes at an update, for
-                ``"auto"``.
-            restart: Whether to learn hyperparameters from a fresh start too when the
-                amount of data has doubled; the better bound wins.
-            progress: Show a progress bar.
-            callback: Called as ``callback(step, bound)`` in the inner loop. It may
-                read, condition and copy the model, but not change it.
+            learn: Whether to learn hyperparameters; a number k for every k-th update
+                only, starting with the first. ``"auto"``, the default, learns when
+                there are many more data than the last time or an alarm asks for it,
+                and a Newton step promises half a nat.
+            forget: Power of the past's likelihood, in (0, 1]; 1 takes every datum at
+                its word: nothing is left out, faded or reset. ``"auto"``, the default,
+                lets the evidence decide; it is 1 if hyperparameters are fixed or only
+                every k-th update learns, and in a branch.
+            options: All other options, and defaults of these.
+            **keywords: Fields of :class:`UpdateOptions` that differ from ``options``,
+                such as ``num_steps=50``.
 
         Returns:
             What the update did.
         """
-        options = UpdateOptions(
-            num_steps=num_steps,
-            lr=lr,
-            optimizer=optimizer,
-            learn_hyperparameters=learn_hyperparameters,
-            learn_inducing_points=learn_inducing_points,
-            inducing_points=inducing_points,
-            trust_region=trust_region,
-            forget=forget,
-            change_odds=change_odds,
-            restart=restart,
-            progress=progress,
-            callback=callback,
-        )
-        return self.learn_from(self.check_data(x_new, y_new, noise), options)
+        if isinstance(noise, UpdateOptions):
+            raise ArgumentError(
+                "noise is an UpdateOptions; expected noise variances. Write "
+                "model.update(x, y, options=UpdateOptions(...))."
+            )
+        if forget is not None:
+            keywords["forget"] = forget
+        chosen = resolve(options, learn, keywords)
+        return self.learn_from(self.check_data(x_new, y_new, noise), chosen)
 
     def learn_from(
         self,
         data: Data,
         options: UpdateOptions,
-        walk: Callable[..., Learned] = learn,
+        walk: Callable[..., Learned] = walk.update,
     ) -> UpdateResult:
         """Learn from checked data, or from the memory alone if there are none.
 
         Args:
             data: The data.
             options: How to learn.
-            walk: Performs the update: :func:`~torch_ssgp.update.learning.learn`, or the
+            walk: Performs the update: :func:`~torch_ssgp.update.walk.update`, or the
                 same in several processes.
         """
         start = time.perf_counter()
         if options.inducing_points is not None:
             points = self.check_inducing_points(options.inducing_points, data.x)
             options = replace(options, inducing_points=points)
-        learned = walk(self.known(data), data, options, self.limits(data))
-        evidence_before = self.evidence(learned.forgot)
-        num_old = self.summary.num_inducing
-        num_inducing = learned.summary["inducing_points"].size(-2)
+        if int(self.memory.base_key) and options.forgets_by_evidence:
+            options = replace(options, forget=1.0)  # what is inherited stays apart
+        limits = self.limits(data)
+        learned = walk(self.known(data), data, options, limits)
+        state, power = learned.state, learned.forgot * options.power
+        rate = torch.zeros_like(learned.bound) if state.rate is None else state.rate
+        alarm, kind = state.alarm.max(-1)
+        since = state.alarmed.gather(-1, kind.unsqueeze(-1)).squeeze(-1)
         result = UpdateResult(
             bound=learned.bound,
-            increment=learned.bound - evidence_before,
+            increment=learned.increment,
             bound_trace=learned.ascended.bound_trace,
             num_steps=learned.ascended.num_steps,
             converged=learned.ascended.converged and learned.settled,
-            projection_loss=learned.loss,
-            projection_loss_before=learned.loss_before,
-            memory_loss=learned.memory_loss,
-            num_inducing=num_inducing,
-            num_kept=learned.num_kept,
-            num_added=num_inducing - learned.num_kept,
-            num_dropped=num_old - learned.num_kept,
-            num_remembered=learned.memory["points"].size(-2),
+            projection_loss=learned.lost,
+            num_inducing=state.rows.points.size(-2) + state.num_raw,
+            num_rows=state.num_rows,
             restarted=learned.restarted,
-            forgot=learned.forgot,
+            forgot=power,
+            rate=rate.expand(learned.bound.shape),
             surprise=learned.surprise,
-            flattened=learned.flattened,
-            learned=learned.learned,
+            alarm=alarm.expand(learned.bound.shape),
+            alarm_since=(state.num_raw - since).expand(learned.bound.shape),
+            num_outliers=int(state.counts.num_outliers),
+            learned=learned.prior is not None,
             seconds=time.perf_counter() - start,
             status=learned.status,
         )
@@ -285,7 +237,7 @@ class StreamingGP(StreamingCore):
         if learned.status is not Status.OK:
             warn(learned.status.advice, NumericalWarning)
         warned = warn_once(self, learned, data, options)
-        self.commit(learned)
+        self.commit(learned, limits.shared_noise)
         self.warned = warned
         return result
 
@@ -296,7 +248,6 @@ class StreamingGP(StreamingCore):
 
         def change() -> None:
             self.memory = Memory(batch_shape).to(device)
-            self.summary = PosteriorSummary(batch_shape).to(device)
 
         with self.locks.commit:
             atomic_change(change, (self,))
@@ -311,10 +262,9 @@ class StreamingGP(StreamingCore):
     ) -> StreamingGP:
         """A new model that has also seen ``(x, y)``; this one is untouched.
 
-        The inputs join the inducing points, so conditioning is exact given the
-        summary, in closed form, and differentiable in ``x``, ``y`` and ``noise``.
-        Hyperparameters stay. The next :meth:`update` of the new model brings the
-        number of inducing points back to its budget.
+        The data become rows, so conditioning is exact, in closed form, and
+        differentiable in ``x``, ``y`` and ``noise``. Hyperparameters stay. The next
+        :meth:`update` of the new model brings the number of rows back to its limit.
 
         With a likelihood that is not Gaussian, the new data are replaced by their
         Gaussian sites, found by E-steps with fixed hyperparameters. Gradients ignore
@@ -325,9 +275,8 @@ class StreamingGP(StreamingCore):
                 ``batch_shape``.
             y: ``(*batch, n)``, or with further leading dimensions.
             noise: Known noise variances, of the shape of ``y``.
-            inducing_points: ``(*batch_shape, m, d)``, the inducing points of the new
-                model. Their number need not grow, at the price of a projection, as in
-                an update with ``num_steps=0`` at these points.
+            inducing_points: ``(*batch_shape, m, d)``, points onto which the new model
+                is compressed, as in an update with ``num_steps=0`` at these points.
 
         Returns:
             A model whose ``batch_shape`` is that of ``x`` and ``y`` together.
@@ -340,7 +289,16 @@ class StreamingGP(StreamingCore):
 
     # -- predicting -----------------------------------------------------------------
 
-    def forward(self, x: Tensor, from_memory: bool = False) -> MultivariateNormal:
+    def log_evidence(self) -> Tensor:
+        """Log evidence of all rows ``(*batch_shape,)``, differentiable in parameters.
+
+        For a training loop of your own: ``loss = -model.log_evidence().sum()``.
+        """
+        return evidence_of(self)
+
+    def forward(
+        self, x: Tensor, from_memory: bool | None = None
+    ) -> MultivariateNormal:
         """Latent posterior at ``x``; the same in train and eval mode.
 
         Differentiable in ``x``, not in hyperparameters. Factorisations are reused until
@@ -348,25 +306,26 @@ class StreamingGP(StreamingCore):
 
         Args:
             x: ``(*batch, n, d)``.
-            from_memory: Whether to predict from all points of the memory, which is
-                more accurate and costs more, rather than from the inducing points.
+            from_memory: Deprecated: every prediction is made from the whole memory.
         """
+        check.check_from_memory(from_memory)
         x = self.check_inputs(x, "x", self.batch_shape)
-        return self.predictor(from_memory)(x)
+        return self.predictor()(x)
 
     def predict(
-        self, x: Tensor, noise: Tensor | None = None, *, from_memory: bool = False
+        self, x: Tensor, noise: Tensor | None = None, *, from_memory: bool | None = None
     ) -> Any:
         """Posterior predictive of targets at ``x``: the likelihood of ``model(x)``.
 
         Args:
             x: ``(*batch, n, d)``.
             noise: Known noise variances at ``x``, for likelihoods that need them.
-            from_memory: As in ``model(x, from_memory=True)``.
+            from_memory: Deprecated, as in ``model(x)``.
         """
         likelihoods.check_takes_noise(self.likelihood, noise)
         x = self.check_inputs(x, "x", self.batch_shape)
-        predictor = self.predictor(from_memory)
+        check.check_from_memory(from_memory)
+        predictor = self.predictor()
         latent, likelihood = predictor(x), copy(predictor.likelihood)
         # In training mode GPyTorch samples function values one by one, else jointly.
         likelihood.training = self.likelihood.training
@@ -376,7 +335,7 @@ class StreamingGP(StreamingCore):
         return likelihood(likelihoods.as_likelihood_input(likelihood, latent))
 
     def export(
-        self, dtype: torch.dtype | None = None, *, from_memory: bool = False
+        self, dtype: torch.dtype | None = None, *, from_memory: bool | None = None
     ) -> ExportedGP:
         """The model as a plain module: x -> (mean, variance) of :meth:`predict`.
 
@@ -386,16 +345,32 @@ class StreamingGP(StreamingCore):
 
         Args:
             dtype: Dtype of the results; that of the model by default.
-            from_memory: As in ``model(x, from_memory=True)``.
+            from_memory: Deprecated, as in ``model(x)``.
 
         Returns:
             A module; see :mod:`torch_ssgp.export` for what can be exported.
         """
+        check.check_from_memory(from_memory)
         return export_predictor(
-            self.predictor(from_memory),
+            self.predictor(),
             self.dtype if dtype is None else dtype,
             self.num_dims,
+            self.memory_size,
         )
+
+    def plot(self, ax: Any = None, *, inputs: Sequence[int] | None = None) -> Any:
+        """Draw mean, 95 % band, data and points; see :func:`torch_ssgp.plotting.plot`.
+
+        Needs matplotlib.
+
+        Args:
+            ax: Matplotlib axes, as many as inputs; made if ``None``.
+            inputs: Which inputs have a panel; all by default.
+
+        Returns:
+            The axes.
+        """
+        return plotting.plot(self, ax, inputs=inputs)
 
     # -- streams of a batch ---------------------------------------------------------
 

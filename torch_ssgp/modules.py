@@ -166,6 +166,27 @@ class _TakeAsEqual(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def square_gram(
+    kernel: Kernel | Form, points: Tensor, num_inducing: int = 0, jitter: float = 0.0
+) -> Tensor:
+    """Covariance ``(*batch, n, n)`` of points, of which the first have jitter.
+
+    Args:
+        kernel: Prior covariance.
+        points: ``(*batch, n, d)``.
+        num_inducing: How many of them, the first ones, are inducing points.
+        jitter: Their jitter, relative to the prior variance.
+    """
+    form = form_of(kernel)
+    K, k = form.gram(points, points), form.variances(points)
+    if num_inducing:
+        old = k[..., :num_inducing]
+        white = jitter * torch.where(old == 0, 1.0, old)
+        k = torch.cat([old + white, k[..., num_inducing:]], -1)
+    # Distances of a point to itself are not exactly zero in a rectangular call.
+    return torch.diagonal_scatter(K, k.expand(K.shape[:-1]), dim1=-2, dim2=-1)
+
+
 class InducingGram(NamedTuple):
     """Prior covariance of inducing values.
 

@@ -21,8 +21,8 @@ class MultiOutputGP(AtomicModule, nn.Module):
     """Targets of shape ``n x q`` on a model with one function per output.
 
     The outputs are the last batch dimension of a :class:`StreamingGP`. Each has its own
-    function, memory and inducing points. It has its own hyperparameters if kernel, mean
-    and likelihood have that batch shape. All outputs are updated together.
+    function and memory. It has its own hyperparameters if kernel, mean and likelihood
+    have that batch shape. All outputs are updated together.
 
     This class only changes shapes: targets are ``(*batch, n, q)``, and posteriors are
     GPyTorch's ``MultitaskMultivariateNormal``. ``model.memory`` holds the data: as raw
@@ -127,27 +127,26 @@ class MultiOutputGP(AtomicModule, nn.Module):
         )
 
     def forward(
-        self, x: Tensor, from_memory: bool = False
+        self, x: Tensor, from_memory: bool | None = None
     ) -> MultitaskMultivariateNormal:
         """Latent posterior of ``n`` points and ``q`` outputs.
 
         Args:
             x: ``(*batch, n, d)``.
-            from_memory: Whether to predict from all points of the memory, as in
-                :meth:`StreamingGP.forward`.
+            from_memory: Deprecated, as in :meth:`StreamingGP.forward`.
         """
         latent = self.model(self._shared(x), from_memory)
         return MultitaskMultivariateNormal.from_batch_mvn(latent, task_dim=-1)
 
     def predict(
-        self, x: Tensor, noise: Tensor | None = None, *, from_memory: bool = False
+        self, x: Tensor, noise: Tensor | None = None, *, from_memory: bool | None = None
     ) -> Any:
         """Posterior predictive of targets at ``x``.
 
         Args:
             x: ``(*batch, n, d)``.
             noise: Known noise variances ``(*batch, n, q)`` at ``x``.
-            from_memory: As in ``model(x, from_memory=True)``.
+            from_memory: Deprecated, as in ``model(x)``.
 
         Returns:
             A multitask distribution if the likelihood is Gaussian. Otherwise what the

@@ -30,12 +30,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _WrappedHook
 
 from torch_ssgp.exceptions import StateError
+from torch_ssgp.inducing import AdaptiveBudget
 from torch_ssgp.validation import kind_of
 
 if TYPE_CHECKING:
     from torch_ssgp.models import StreamingGP
 
-FORMAT_VERSION = 2  # version 1 had a summary but no memory
+FORMAT_VERSION = 3  # version 2 is that of 0.2.0, with a summary besides the memory
+OLDEST = 2
 MODULES = ("covar_module", "likelihood", "mean_module", "inducing_policy")
 ENTRIES = {
     "class": str,
@@ -78,7 +80,7 @@ class Layout(NamedTuple):
 STREAMING_GP = Layout(
     SETTINGS,
     MODULES,
-    "summary.g",
+    "memory.g",
     lambda cls, modules, content: cls(**modules, **content["settings"]),
 )
 
@@ -127,11 +129,28 @@ def load(
     """
     content = read(path, cls, map_location, layout)
     modules = rebuild(path, content, map_location, layout, given)
+    of_02 = content["format_version"] == 2 and given["inducing_policy"] is None
+    if of_02 and _was_default(modules["inducing_policy"]):
+        modules["inducing_policy"] = None
     with fitting_together(path):
         model = layout.build(cls, modules, content)
         model.core.to(content["dtype"])  # for a model whose modules have no tensor
         model.load_state_dict(content["state"])
     return model.train(content["training"])
+
+
+def _was_default(policy: Any) -> bool:
+    """Whether it is the policy of version 0.2 if none was given.
+
+    It chose the points of predictions, and not what was remembered.
+    """
+    default = AdaptiveBudget()
+    if _classes(policy) != _classes(default):
+        return False
+    ours, theirs = (
+        [vars(p) | {"policy": None}, vars(p.policy)] for p in (policy, default)
+    )
+    return ours == theirs
 
 
 # -- models of any class ------------------------------------------------------------
@@ -289,16 +308,16 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
         buffer = io.BytesIO(data[start:])
         content = torch.load(buffer, map_location=map_location, weights_only=True)
         version = content["format_version"]
-        is_known = version <= FORMAT_VERSION
+        is_known = OLDEST <= version <= FORMAT_VERSION
         if is_known:
             _check_kinds(content, ENTRIES)
-            if version == 1:
-                num_inducing = content["settings"]["num_inducing"]
-                content["settings"]["memory_size"] = 2 * num_inducing
     if not is_known:
+        advice = "Upgrade torch_ssgp."
+        if version < OLDEST:
+            advice = "Load it with torch_ssgp 0.2 and save it again."
         raise StateError(
-            f"{path} has format version {version}; this torch_ssgp reads versions up "
-            f"to {FORMAT_VERSION}. Upgrade torch_ssgp."
+            f"{path} has format version {version}; this torch_ssgp reads versions "
+            f"{OLDEST} to {FORMAT_VERSION}. {advice}"
         )
     return content
 
@@ -326,6 +345,8 @@ def _check_kinds(entries: dict[str, Any], kinds: dict[str, type]) -> None:
 
 def _classes(module: Any) -> list[str]:
     """Full names of the classes a module or policy is made of, itself first."""
+    if module is None:
+        return ["None"]
     is_module = isinstance(module, nn.Module)
     parts = module.modules() if is_module else [module, *vars(module).values()]
     kinds = [kind for kind in map(type, parts) if kind.__module__ != "builtins"]

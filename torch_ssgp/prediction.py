@@ -1,9 +1,9 @@
-"""The posterior at test points, from the summary alone."""
+"""The posterior at test points, from the rows of a memory."""
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import Any, NamedTuple
+from copy import copy, deepcopy
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -11,16 +11,44 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from linear_operator import to_linear_operator
-from linear_operator.operators import LinearOperator, MatmulLinearOperator
+from linear_operator.operators import (
+    DiagLinearOperator,
+    LinearOperator,
+    MatmulLinearOperator,
+)
 from torch import Tensor
 
 from torch_ssgp import functional as fn
-from torch_ssgp.exceptions import FactorizationError, breakdowns
-from torch_ssgp.functional import Posterior, PseudoObservations
-from torch_ssgp.modules import Opaque, inducing_gram, lazy_gram
+from torch_ssgp import rows as row_space
+from torch_ssgp.exceptions import Breakdown, breakdowns
+from torch_ssgp.kernels import Drifting, Form
+from torch_ssgp.memory import Data, GaussianData, Rows
+from torch_ssgp.modules import form_of, lazy_gram, square_gram
+from torch_ssgp.rows import Border, Factor, Regression, border
+
+if TYPE_CHECKING:
+    from torch_ssgp.update.young import Mixture
 
 
-class Predictor(NamedTuple):
+DENSE = 1000  # points whose covariance is formed at once where a model is young
+LEAST = 1e-2  # share of their variance that the noise of the modules leaves the function
+
+
+class Tail(NamedTuple):
+    """Rows behind a factor that several fantasies share, each with its own.
+
+    Attributes:
+        x: ``(*batch, n, d)``, their inputs as the kernel sees them.
+        root: ``(*batch, n)``, their weights; ``None`` for ones.
+        border: How they continue what is before them.
+    """
+
+    x: Tensor
+    root: Tensor | None
+    border: Border
+
+
+class Predictor:
     """Everything a prediction needs, factored once and never changed.
 
     The modules are frozen copies. Predictions carry gradients to the test points (and
@@ -30,69 +58,270 @@ class Predictor(NamedTuple):
     Attributes:
         mean: Frozen prior mean.
         kernel: Frozen prior covariance.
+        form: The same as plain tensors; inputs end with the time if it drifts.
         likelihood: Frozen likelihood, in the dtype of the predictions.
-        z: ``(*batch, m, d)`` inducing points.
-        posterior: Factors of q(b); ``None`` if there are no data yet.
+        points: ``(*batch, r, d)``, those of the rows, as the kernel sees them.
+        rows: The regression.
+        s: ``(*batch,)``, noise scale of the rows.
+        factor: Of these rows; ``None`` if there are no data yet.
+        now: ``()``, the time of predictions; ``None`` where it does not matter.
+        jitter: Relative jitter of the points of the compressed rows.
+        tails: Rows of fantasies.
+        young: A mixture over hyperparameters, and the log odds of those of the modules
+            against it; ``None`` where these are trusted.
     """
 
-    mean: Mean
-    kernel: Kernel
-    likelihood: Likelihood
-    z: Tensor
-    posterior: Posterior | None
+    points: Tensor
+    rows: Regression
+    factor: Factor | None
+    jitter: float = 0.0
+    tails: tuple[Tail, ...] = ()
+    young: tuple[Mixture, Tensor] | None = None
 
-    @classmethod
-    def build(
-        cls,
+    def __init__(
+        self,
         mean: Mean,
         kernel: Kernel,
         likelihood: Likelihood,
-        z: Tensor,
-        past: PseudoObservations,
         s: Tensor,
+        rate: Tensor | None = None,
+        now: Tensor | None = None,
+    ) -> None:
+        self.mean, self.kernel, self.likelihood = mean, kernel, likelihood
+        self.form: Form = form_of(kernel)
+        if rate is not None:
+            self.form = Drifting(self.form, rate)
+        self.s, self.now, self.factor = s, now, None
+
+    def fitted(
+        self,
+        rows: Rows,
+        data: Data,
+        sites: GaussianData,
         jitter: float,
+        capacity: int = 0,
     ) -> Predictor:
-        """Factor the posterior given pseudo-observations at ``z``.
+        """The predictor of a data set, factored.
 
         Args:
-            mean: Prior mean in the dtype of the algebra, frozen.
-            kernel: Prior covariance in the dtype of the algebra, frozen.
-            likelihood: Likelihood in the dtype of the predictions, frozen.
-            z: ``(*batch, m, d)`` inducing points.
-            past: Pseudo-observations at ``z``.
-            s: ``(*batch,)`` noise scale of the rows.
-            jitter: Relative jitter.
+            rows: What is compressed.
+            data: Raw data.
+            sites: The same as Gaussian observations.
+            jitter: Relative jitter of the points of ``rows``.
+            capacity: Rows for which there is to be room.
         """
-        if z.size(-2) == 0:
-            return cls(mean, kernel, likelihood, z, None)
+        past = rows.past._replace(rho=rows.past.rho + sites.offset)
+        new = copy(self)
+        new.rows = row_space.regression(
+            past, sites.target, sites.noise, self.s, data.weight
+        )
+        z, x = self.with_time(rows.points, rows.time), self.with_time(data.x, data.time)
+        new.points = torch.cat(fn.broadcast_matrices(z, x), -2)
+        new.jitter = jitter
         with breakdowns():
-            # By GPyTorch, as the covariance of test points: roundings cancel.
-            L = fn.cholesky(inducing_gram(Opaque(kernel), z, jitter).K_zz)
-        posterior = fn.factorize(fn.recall(past, L, mean(z)), s)
-        if not bool(torch.isfinite(posterior.c).all()):
-            raise FactorizationError(
-                "The posterior could not be factored with the current "
-                "hyperparameters. Change them, or raise the jitter: "
-                "with torch_ssgp.settings.jitter(1e-6): ..."
-            )
-        return cls(mean, kernel, likelihood, z, posterior)
+            K = square_gram(self.form, new.points, z.size(-2), jitter)
+            m = self.mean(new.points[..., : rows.points.size(-1)])
+            A, r = row_space.system(new.rows, K, m)
+        new.factor = Factor.of(A, r, self.s, capacity)
+        if not bool(torch.isfinite(new.factor.e).all()):
+            raise Breakdown("the posterior is not finite")
+        return new
+
+    def with_time(self, x: Tensor, time: Tensor | None = None) -> Tensor:
+        """Inputs as the kernel sees them; at the time of predictions by default."""
+        if not isinstance(self.form, Drifting):
+            return x
+        time = self.now if time is None else time
+        assert time is not None
+        return torch.cat([x, time.expand(x.shape[:-1]).unsqueeze(-1)], -1)
+
+    # -- one more row, or a few -----------------------------------------------------
+
+    def border(
+        self, x: Tensor, target: Tensor, root: Tensor | None, time: Tensor | None = None
+    ) -> Border:
+        """New rows, seen from those that are there.
+
+        Args:
+            x: ``(*batch, n, d)``.
+            target: ``(*batch, n)``, in function space, times ``root``.
+            root: ``(*batch, n)`` or ``(n,)``, weights; ``None`` for ones.
+            time: ``(n,)``, when they came.
+        """
+        x_k = self.with_time(x, time)
+        m, K = self.mean(x), square_gram(self.form, x_k)
+        shift, V = self.solve(x_k)
+        if root is not None:
+            m, shift = root * m, root * shift
+            V = [root.unsqueeze(-2) * v for v in V]
+            K = root.unsqueeze(-1) * K * root.unsqueeze(-2)
+        for v in V:
+            K = K - v.mT @ v
+        S = K + torch.diag_embed(self.s.unsqueeze(-1).expand(*self.s.shape, x.size(-2)))
+        together = V[0] if len(V) == 1 else torch.cat(_with_one_batch(V), -2)
+        return border(together, S, target - m - shift)
+
+    def extended(
+        self,
+        x: Tensor,
+        target: Tensor,
+        root: Tensor | None,
+        new: Border,
+        time: Tensor | None = None,
+    ) -> Predictor:
+        """The predictor that has also seen these rows; see :meth:`border`."""
+        grown, x_k = copy(self), self.with_time(x, time)
+        grown.young = None
+        assert self.factor is not None
+        grown.points = torch.cat(fn.broadcast_matrices(self.points, x_k), -2)
+        old = self.rows.root
+        if root is not None or old is not None:
+            num_raw = self.points.size(-2) - self.rows.U.size(-1)
+            ones = target.new_ones(num_raw)
+            root = torch.ones_like(target) if root is None else root
+            root = torch.cat(fn.broadcast_rows(ones if old is None else old, root), -1)
+        grown.rows = self.rows._replace(
+            root=root,
+            target=torch.cat(fn.broadcast_rows(self.rows.target, target), -1),
+            n=self.rows.n + target.size(-1),
+        )
+        grown.factor = self.factor.extend(new)
+        return grown
+
+    def fantasised(self, x: Tensor, root: Tensor | None, new: Border) -> Predictor:
+        """The same with a graph, and without a copy of the factor.
+
+        Args:
+            x: ``(*batch, n, d)``, where ``batch`` may have leading dimensions.
+            root: ``(*batch, n)``; ``None`` for ones.
+            new: What :meth:`border` returned.
+        """
+        grown = copy(self)
+        grown.young = None
+        grown.tails = (*self.tails, Tail(self.with_time(x), root, new))
+        return grown
+
+    def blended(self, mixture: Mixture, odds: Tensor) -> Predictor:
+        """The same, averaged with a mixture over hyperparameters.
+
+        Args:
+            mixture: The mixture, of the same data.
+            odds: ``(*batch,)``, log odds of the hyperparameters of the modules.
+        """
+        new = copy(self)
+        new.young = mixture, odds
+        return new
+
+    # -- predicting -----------------------------------------------------------------
+
+    def solve(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """``Vᵀ e`` and the blocks of ``V = W H k(P, x)``, ``x`` as the kernel sees it.
+
+        Where fantasies differ only the last blocks have their batch dimensions.
+        """
+        assert self.factor is not None
+        c = row_space.see(self.rows, self.form.gram(self.points, x))
+        V = [self.factor.W @ c]
+        shift = (self.factor.e.unsqueeze(-2) @ V[0]).squeeze(-2)
+        for tail in self.tails:
+            c = self.form.gram(tail.x, x)
+            if tail.root is not None:
+                c = tail.root.unsqueeze(-1) * c
+            before = V[0] if len(V) == 1 else torch.cat(_with_one_batch(V), -2)
+            v = tail.border.L_inv @ (c - tail.border.V.mT @ before)
+            V.append(v)
+            shift = shift + (tail.border.e.unsqueeze(-2) @ v).squeeze(-2)
+        return shift, V
 
     def __call__(self, x: Tensor) -> MultivariateNormal:
         """Latent posterior at ``x`` ``(*batch, n, d)``, in the dtype of ``x``."""
-        x_s = x.to(self.z.dtype)
-        if self.posterior is None:
-            return cast_distribution(
-                self.mean(x_s), lazy_gram(self.kernel, x_s), x.dtype
-            )
-        K_bs = Opaque(self.kernel).gram(self.z, x_s)
-        shift, A_s, B_s = fn.predictive_terms(self.posterior, K_bs)
-        mean = self.mean(x_s) + shift
-        covariance = lazy_gram(self.kernel, x_s) + MatmulLinearOperator(A_s.mT, B_s)
+        x_s = x.to(self.s.dtype)
+        mean, covariance = self.mean(x_s), lazy_gram(self.kernel, x_s)
+        if self.factor is not None:
+            shift, V = self.solve(self.with_time(x_s))
+            mean = mean + shift
+            for v in V:
+                covariance = covariance + MatmulLinearOperator(-v.mT, v)
+        if self.young is not None:
+            mean, covariance = self._averaged(x_s, mean, covariance)
         if covariance.batch_shape != mean.shape[:-1]:
             batch = torch.broadcast_shapes(covariance.batch_shape, mean.shape[:-1])
             mean = mean.expand(*batch, -1)
             covariance = covariance.expand(*batch, *covariance.shape[-2:])
         return cast_distribution(mean, covariance, x.dtype)
+
+    def _averaged(
+        self, x: Tensor, mean: Tensor, covariance: LinearOperator
+    ) -> tuple[Tensor, LinearOperator]:
+        """Mean and covariance, averaged with the mixture.
+
+        Means and variances are those of the average; correlations stay.
+        """
+        variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+        mean, wide = self.average(x, mean, variance)
+        tiny = 1e-12 * self.form.variances(x).clamp_min(1e-300)
+        scale = ((wide + tiny) / (variance + tiny)).sqrt()
+        if x.size(-2) <= DENSE:
+            K = scale.unsqueeze(-1) * covariance.to_dense() * scale.unsqueeze(-2)
+            return mean, to_linear_operator(K)
+        D = DiagLinearOperator(scale)
+        return mean, D @ covariance @ D
+
+    def average(
+        self, x: Tensor, mean: Tensor, variance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Latent means and variances, averaged with those of the mixture.
+
+        Args:
+            x: ``(*batch, n, d)``.
+            mean: ``(*batch, n)``, by the hyperparameters of the modules.
+            variance: ``(*batch, n)``, likewise.
+        """
+        assert self.young is not None
+        mixture, odds = self.young
+        noise, p = self.s.unsqueeze(-1), odds.sigmoid().unsqueeze(-1)
+        other, total = mixture.moments(x)
+        both = p * mean + (1 - p) * other
+        spread = p * (mean - both).square() + (1 - p) * (other - both).square()
+        latent = p * (variance + noise) + (1 - p) * total + spread - noise
+        return both, latent.maximum(LEAST * variance)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Latent mean and variance at ``x`` ``(*batch, n, d)``, in its dtype.
+
+        Args:
+            x: In the dtype of the algebra.
+        """
+        mean, variance = self.mean(x), self.form.variances(self.with_time(x))
+        if self.factor is not None:
+            shift, V = self.solve(self.with_time(x))
+            mean = mean + shift
+            for v in V:
+                variance = variance - fn.squared_norm(v, -2)
+        return mean, variance.clamp_min(0)
+
+
+def posterior_at_points(predictor: Predictor) -> tuple[Tensor, Tensor]:
+    """Mean ``(*batch, r)`` and covariance ``(*batch, r, r)`` of f at its points.
+
+    Points of compressed rows are what was compressed onto, jitter included.
+
+    Args:
+        predictor: A predictor with data.
+    """
+    rows, factor, points = predictor.rows, predictor.factor, predictor.points
+    assert factor is not None
+    num_inputs = points.size(-1) - isinstance(predictor.form, Drifting)
+    num_points = rows.U.size(-1)
+    K = square_gram(predictor.form, points, num_points, predictor.jitter)
+    V = factor.W @ row_space.see(rows, K)
+    shift = (factor.e.unsqueeze(-2) @ V).squeeze(-2)
+    return predictor.mean(points[..., :num_inputs]) + shift, K - V.mT @ V
+
+
+def _with_one_batch(blocks: list[Tensor]) -> list[Tensor]:
+    batch = torch.broadcast_shapes(*(block.shape[:-2] for block in blocks))
+    return [block.expand(*batch, *block.shape[-2:]) for block in blocks]
 
 
 def freeze(module: Any, dtype: torch.dtype) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
-import torch
 from gpytorch.kernels import Kernel
 
 from torch_ssgp import validation as check
@@ -18,6 +17,7 @@ from torch_ssgp.estimators import (
     as_tensor,
     class_likelihood,
     class_probabilities,
+    moments,
 )
 from torch_ssgp.exceptions import (
     ArgumentError,
@@ -28,6 +28,7 @@ from torch_ssgp.exceptions import (
 from torch_ssgp.features import Columns, Row, as_row
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.update import UpdateOptions
+from torch_ssgp.update.options import names_keywords
 
 try:
     from river import base, conf, proba
@@ -43,11 +44,13 @@ except ImportError as error:
 __all__ = ["StreamingGPClassifier", "StreamingGPRegressor"]
 
 
+@names_keywords
 class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
     """Gaussian process regression on a stream of dictionaries.
 
-    Features need no scaling. Before the first datum, the prediction is the prior mean,
-    0.
+    Features need no scaling; behind a scaler that goes on learning the model is a
+    little less accurate, as inputs of the past move. Before the first datum, the
+    prediction is the prior mean, 0.
 
     Features may appear and vanish. The model treats a feature that appears later as if
     it had been constant before, so what was learned does not change. A feature that is
@@ -58,16 +61,16 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
     Args:
         kernel: A GPyTorch kernel; by default Matérn 5/2 with one lengthscale per
             feature.
-        num_inducing: Largest number of inducing points.
-        memory_size: Number of points of the memory; twice ``num_inducing`` by default.
+        num_inducing: Number of points that a compression leaves.
+        memory_size: Largest number of rows; see :class:`~torch_ssgp.StreamingGP`.
         options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`; by default
-            ``UpdateOptions(forget=1.0)``. For streams that change, use
-            ``UpdateOptions()``: the evidence then decides what to forget.
+            ``UpdateOptions(change_odds=1e-9, outliers=False)``, so that a drift is
+            followed, and the past is left behind only where the evidence is
+            overwhelming. To forget nothing, use ``UpdateOptions(forget=1.0)``.
         batch_size: Number of data that ``learn_one`` collects for an update; at first
             fewer: 1, 1, 2, 4, ... Predictions ignore data that still wait.
         absent: Value of a missing feature; by default its mean so far.
-        from_memory: Whether to predict from all points of the memory, which is more
-            accurate and costs more.
+        from_memory: Deprecated: every prediction is made from the whole memory.
 
     Example:
         >>> import math
@@ -184,7 +187,6 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
         mean, _ = self._predict(as_rows(frame))
         return to_native_series(mean, name=None, like=frame)
 
-    @torch.no_grad()
     def _predict(self, rows: list[Row]) -> tuple[Array, Array]:
         """Mean and standard deviation of targets."""
         if not rows:
@@ -194,8 +196,8 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
             columns = columns.seen([*rows, {"": 0.0}], grow=True)
             model = self._make_model(len(columns.names))
         x = columns.place(rows)
-        target = model.predict(as_tensor(x, model), from_memory=self.from_memory)
-        return as_array(target.mean), as_array(target.variance.clamp_min(0).sqrt())
+        mean, variance = moments(model, as_tensor(x, model), include_noise=True)
+        return as_array(mean), as_array(variance.sqrt())
 
 
 _TINY = 1e-300
@@ -209,6 +211,7 @@ def _gaussian(mean: float, std: float) -> proba.Gaussian:
     return distribution
 
 
+@names_keywords
 class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
     """Gaussian process classification on a stream of dictionaries.
 
@@ -244,7 +247,7 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
         options: UpdateOptions | None = None,
         batch_size: int = 10,
         absent: float | None = None,
-        from_memory: bool = False,
+        from_memory: bool | None = None,
     ) -> None:
         super().__init__(
             kernel, num_inducing, memory_size, options, batch_size, absent, from_memory
@@ -284,7 +287,7 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
     def _learn(self, data: list[tuple[Row, Any]]) -> None:
         columns = self._seen([row for row, _ in data])
         classes = tuple(dict.fromkeys((*self._classes, *(y for _, y in data))))
-        capacity = self.memory_size or 2 * self.num_inducing
+        capacity = check.check_memory_size(self.memory_size, self.num_inducing)
         model = self._model
         if len(classes) > max(len(self._classes), 1):
             model = self._make_model(
@@ -357,4 +360,4 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
         if self._model is None or not rows:
             return np.ones((len(rows), len(self._classes)))
         x = as_tensor(self._columns.place(rows), self._model)
-        return as_array(class_probabilities(self._model, x, self.from_memory))
+        return as_array(class_probabilities(self._model, x))

@@ -27,9 +27,11 @@ from torch_ssgp.features import Columns, Row, as_row
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.update import UpdateOptions
 
-# Where the evidence decides, a datum costs more, and errors on river's own streams are
-# smaller or larger: docs/prequential.md.
-DEFAULTS = UpdateOptions(forget=1.0)
+# A rate of drift is learned where the evidence asks for one: a scaler before the model
+# goes on learning, and moves its inputs. Every datum is asked whether the function has
+# changed, so the odds of that are small. What is far off stays: the errors of such
+# streams often grow with their level.
+DEFAULTS = UpdateOptions(change_odds=1e-9, outliers=False)
 
 
 def as_rows(frame: Any) -> list[Row]:
@@ -49,7 +51,7 @@ class StreamingEstimator(base.Estimator):
         options: UpdateOptions | None = None,
         batch_size: int = 1,
         absent: float | None = None,
-        from_memory: bool = False,
+        from_memory: bool | None = None,
     ) -> None:
         check.check_positive_int(num_inducing, "num_inducing")
         check.check_positive_int(batch_size, "batch_size")
@@ -61,6 +63,7 @@ class StreamingEstimator(base.Estimator):
                 "feature so far."
             )
         checked_options(options)
+        check.check_from_memory(from_memory)
         self.kernel = kernel
         self.num_inducing = num_inducing
         self.memory_size = memory_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,13 @@ from torch_ssgp.estimators import (
     class_probabilities,
     learn,
     make_model,
+    moments,
 )
 from torch_ssgp.exceptions import MissingDependencyError
 from torch_ssgp.inducing import InducingPolicy
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.update import UpdateOptions, UpdateResult
+from torch_ssgp.update.options import names_keywords, resolve
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -40,6 +43,8 @@ except ImportError as error:
     ) from error
 
 __all__ = ["StreamingGPClassifier", "StreamingGPRegressor"]
+
+_OPTION = "options__"  # before the name of a field of the options
 
 
 class _StreamingGP(BaseEstimator):
@@ -57,7 +62,7 @@ class _StreamingGP(BaseEstimator):
         memory_size: int | None = None,
         inducing_policy: InducingPolicy | None = None,
         options: UpdateOptions | None = None,
-        from_memory: bool = False,
+        from_memory: bool | None = None,
         device: str | torch.device | None = None,
     ) -> None:
         self.kernel = kernel
@@ -69,9 +74,39 @@ class _StreamingGP(BaseEstimator):
         self.from_memory = from_memory
         self.device = device
 
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters by name; with ``deep``, the fields of ``options`` too.
+
+        Args:
+            deep: Whether to include those.
+        """
+        params = super().get_params(deep)
+        options = UpdateOptions() if self.options is None else self.options
+        if deep and isinstance(options, UpdateOptions):
+            for field in fields(options):
+                params[_OPTION + field.name] = getattr(options, field.name)
+        return params
+
+    def set_params(self, **params: Any) -> _StreamingGP:
+        """Set parameters by name, such as ``options__num_steps``.
+
+        Args:
+            **params: Their values.
+
+        Returns:
+            Itself.
+        """
+        own = {k: v for k, v in params.items() if not k.startswith(_OPTION)}
+        nested = {k.removeprefix(_OPTION): params[k] for k in params.keys() - own}
+        super().set_params(**own)
+        if nested:
+            self.options = resolve(self.options, None, nested)
+        return self
+
     def _make_model(
         self, num_dims: int, likelihood: Any, batch_shape: torch.Size
     ) -> StreamingGP:
+        check.check_from_memory(self.from_memory)
         return make_model(
             num_dims,
             kernel=self.kernel,
@@ -116,12 +151,15 @@ def _all_or_nothing(estimator: Any) -> Iterator[None]:
 
 
 def _weighted(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Any]:
-    """Rows that count, their targets and their weights."""
-    if sample_weight is None:
-        return X, y, None
-    weight = check_array(
-        sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight"
-    )
+    """Rows that count, their targets and their weights; equal rows are one of them.
+
+    So as many equal rows, and one of that weight, are learned in the same way.
+    """
+    weight: Array = np.ones(len(X))
+    if sample_weight is not None:
+        weight = check_array(
+            sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight"
+        )
     if weight.shape != (len(X),):
         raise ValueError(
             f"sample_weight has shape {weight.shape}; expected ({len(X)},), one "
@@ -131,9 +169,17 @@ def _weighted(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Any
         raise ValueError("sample_weight has negative values; expected zero or above.")
     if not (weight > 0).any():
         raise ValueError("Sample weights must contain at least one non-zero number.")
-    return X[weight > 0], y[weight > 0], weight[weight > 0]
+    labels = np.unique(y, return_inverse=True)[1] if y.dtype.kind not in "fiu" else y
+    rows = np.column_stack([X, labels])
+    _, first, row = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    weight = np.bincount(row.reshape(-1), weight)
+    first, weight = first[weight > 0], weight[weight > 0]
+    order = first.argsort()  # as they came
+    first, weight = first[order], weight[order]
+    return X[first], y[first], None if (weight == 1).all() else weight
 
 
+@names_keywords
 class StreamingGPRegressor(RegressorMixin, _StreamingGP):
     r"""Gaussian process regression that keeps learning.
 
@@ -155,12 +201,12 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
             feature, whose units are read off the first data.
         mean: A GPyTorch mean; a constant by default.
         likelihood: A GPyTorch ``GaussianLikelihood``, such as one with a prior.
-        num_inducing: Largest number of inducing points.
-        memory_size: Number of points of the memory; twice ``num_inducing`` by default.
-        inducing_policy: Chooses inducing points; ``AdaptiveBudget`` by default.
-        options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`.
-        from_memory: Whether to predict from all points of the memory, which is more
-            accurate and costs more.
+        num_inducing: Number of points that a compression leaves.
+        memory_size: Largest number of rows; see :class:`~torch_ssgp.StreamingGP`.
+        inducing_policy: Chooses inducing points; by default they cover all inputs.
+        options: How an update learns, an :class:`~torch_ssgp.UpdateOptions`. Its fields
+            are parameters too, such as ``options__num_steps`` in a grid.
+        from_memory: Deprecated: every prediction is made from the whole memory.
         device: Where to compute, such as ``"cuda"``; the default of torch otherwise.
 
     Attributes:
@@ -193,7 +239,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         memory_size: int | None = None,
         inducing_policy: InducingPolicy | None = None,
         options: UpdateOptions | None = None,
-        from_memory: bool = False,
+        from_memory: bool | None = None,
         device: str | torch.device | None = None,
     ) -> None:
         super().__init__(
@@ -283,7 +329,6 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
 
     # -- predicting -----------------------------------------------------------------
 
-    @torch.no_grad()
     def predict(
         self,
         X: Any,
@@ -311,15 +356,14 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
             raise RuntimeError(
                 "At most one of return_std or return_cov can be requested."
             )
-        distribution = self._distribution(X, include_noise)
-        mean = as_array(distribution.mean.movedim(-1, 0))
-        if return_std:
-            std = distribution.variance.clamp_min(0).sqrt()
-            return mean, as_array(std.movedim(-1, 0))
         if return_cov:
-            covariance = distribution.covariance_matrix
-            return mean, as_array(covariance.movedim((-2, -1), (0, 1)))
-        return mean
+            distribution = self._distribution(X, include_noise)
+            covariance = distribution.covariance_matrix.movedim((-2, -1), (0, 1))
+            return as_array(distribution.mean.movedim(-1, 0)), as_array(covariance)
+        x = self._inputs(X)
+        both = moments(self.model_, x, include_noise=include_noise)
+        mean, variance = (as_array(moment.movedim(-1, 0)) for moment in both)
+        return (mean, np.sqrt(variance)) if return_std else mean
 
     @torch.no_grad()
     def sample_y(
@@ -353,10 +397,11 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
     def _distribution(self, X: Any, include_noise: bool) -> Any:
         x = self._inputs(X)
         if include_noise:
-            return self.model_.predict(x, from_memory=self.from_memory)
-        return self.model_(x, self.from_memory)
+            return self.model_.predict(x)
+        return self.model_(x)
 
 
+@names_keywords
 class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
     """Gaussian process classification that keeps learning.
 
@@ -374,7 +419,7 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
             each function. One without a ``batch_shape`` is shared by the functions.
         mean: A GPyTorch mean; zero by default.
         num_inducing: See :class:`StreamingGPRegressor`, as for ``memory_size``,
-            ``inducing_policy``, ``options``, ``from_memory`` and ``device``.
+            ``inducing_policy``, ``options`` and ``device``.
 
     Attributes:
         classes_: The labels, sorted.
@@ -484,7 +529,7 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
             ``(n, classes)``.
         """
         x = self._inputs(X)
-        return as_array(class_probabilities(self.model_, x, self.from_memory))
+        return as_array(class_probabilities(self.model_, x))
 
     def predict(self, X: Any) -> Array:
         """The most probable class.

@@ -15,7 +15,12 @@ from torch import Tensor
 
 from torch_ssgp import likelihoods
 from torch_ssgp import validation as check
-from torch_ssgp.estimators import checked_options, class_probabilities, learn
+from torch_ssgp.estimators import (
+    checked_options,
+    class_probabilities,
+    learn,
+    moments,
+)
 from torch_ssgp.exceptions import ArgumentError, MissingDependencyError, ShapeError
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.multioutput import MultiOutputGP
@@ -70,7 +75,7 @@ def stream(
     options: UpdateOptions | None = None,
     *,
     level: float = 0.9,
-    from_memory: bool = False,
+    from_memory: bool | None = None,
     progress: bool = False,
 ) -> Iterator[Record]:
     """Run a stream through a model: predict each batch, then learn from it.
@@ -87,7 +92,7 @@ def stream(
             and device of the model.
         options: How each update learns, an :class:`~torch_ssgp.UpdateOptions`.
         level: Probability of the intervals whose coverage is counted.
-        from_memory: Whether to predict from all points of the memory.
+        from_memory: Deprecated: every prediction is made from the whole memory.
         progress: Show a progress bar.
 
     Yields:
@@ -117,7 +122,8 @@ def stream(
             f"level is {level!r}; expected a probability between 0 and 1."
         )
     check.check_flag(progress, "progress")
-    return _run(model, batches, options, level, from_memory, progress)
+    check.check_from_memory(from_memory)
+    return _run(model, batches, options, level, progress)
 
 
 def _run(
@@ -125,7 +131,6 @@ def _run(
     batches: Iterable[Any],
     options: UpdateOptions,
     level: float,
-    from_memory: bool,
     progress: bool,
 ) -> Iterator[Record]:
     for batch in _with_progress_bar(batches) if progress else batches:
@@ -133,8 +138,8 @@ def _run(
         start = time.perf_counter()
         core.check_data(x, y, noise)  # before anything is predicted from them
         scores = Scores()
-        if not core.summary.is_empty:
-            scores = _score(core, x, y, noise, level, from_memory)
+        if not core.memory.is_empty:
+            scores = _score(core, x, y, noise, level)
         result = learn(core, x, y, options, noise=noise)
         yield Record(
             num_data=y.size(-1),
@@ -214,7 +219,6 @@ def _score(
     y: Tensor,
     noise: Tensor | None,
     level: float,
-    from_memory: bool,
 ) -> Scores:
     """How well a batch is predicted, on average over the readings that are there."""
     likelihood, seen = model.likelihood, ~y.isnan()
@@ -226,7 +230,7 @@ def _score(
         return float(value[seen].mean())
 
     if likelihoods.takes_labels(likelihood):
-        probabilities = class_probabilities(model, x, from_memory)
+        probabilities = class_probabilities(model, x)
         label = y.long()
         log_density = probabilities.gather(-1, label.unsqueeze(-1)).log()
         return Scores(
@@ -234,8 +238,8 @@ def _score(
             accuracy=average((probabilities.argmax(-1) == label).to(y)),
         )
     if likelihoods.is_gaussian(likelihood):
-        target = model.predict(x, noise, from_memory=from_memory)
-        mean, std = target.mean, target.variance.sqrt()
+        mean, variance = moments(model, x, include_noise=True, noise=noise)
+        std = variance.sqrt()
         width = NormalDist().inv_cdf((1 + level) / 2)
         return Scores(
             rmse=math.sqrt(average((y - mean).square())),
@@ -243,7 +247,7 @@ def _score(
             coverage=average(((y - mean).abs() <= width * std).to(y)),
         )
     if isinstance(likelihood, _OneDimensionalLikelihood):
-        latent = model(x, from_memory)
+        latent = model(x)
         mean = likelihood.quadrature(lambda f: likelihood.forward(f).mean, latent)
         return Scores(
             rmse=math.sqrt(average((y - mean).square())),

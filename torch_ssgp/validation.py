@@ -22,6 +22,7 @@ from torch_ssgp.exceptions import (
     NonFiniteError,
     ShapeError,
     UnknownOptionError,
+    warn,
 )
 
 
@@ -367,6 +368,32 @@ def check_positive_int(value: SupportsIndex, name: str, at_least: int = 1) -> in
             f"{name} is {value!r}; expected an integer of at least {at_least}."
         )
     return number
+
+
+MEMORY = 1.5  # rows of a memory for every point that a compression leaves, by default
+
+
+def check_memory_size(value: int | None, num_inducing: int) -> int:
+    """The largest number of rows: room for the points, and for data besides."""
+    if value is None:
+        return int(MEMORY * num_inducing) + 1
+    size = check_positive_int(value, "memory_size")
+    if size < num_inducing:
+        raise ArgumentError(
+            f"memory_size is {size} with num_inducing={num_inducing}; expected at "
+            "least as many rows as points that a compression leaves."
+        )
+    return size
+
+
+def check_from_memory(value: bool | None) -> None:
+    """A keyword of version 0.2.0, which had two sets of points."""
+    if value is not None:
+        warn(
+            "from_memory is deprecated: every prediction is made from the whole "
+            "memory. Leave it out.",
+            DeprecationWarning,
+        )
 
 
 def check_alpha(alpha: float) -> None:

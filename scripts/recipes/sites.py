@@ -11,6 +11,8 @@ from torch import Tensor
 
 from torch_ssgp import StreamingGP, branch, merge
 
+GRID = torch.linspace(0, 11, 200)
+
 
 def new_model() -> StreamingGP:
     """A model that has seen nothing."""
@@ -35,15 +37,22 @@ def work(state: bytes, batches: Iterable[tuple[Tensor, Tensor]]) -> bytes:
 
 def joined(states: Iterable[bytes], base: bytes) -> bytes:
     """One model that knows what all of them saw."""
+    torch.set_num_threads(1)
     models = [pickle.loads(state) for state in states]
     return pickle.dumps(merge(models, base=pickle.loads(base)))
+
+
+def difference(state: bytes, other: bytes) -> float:
+    """How far the predictions of two models are apart."""
+    one, two = (pickle.loads(each)(GRID) for each in (state, other))
+    apart = [one.mean - two.mean, one.variance - two.variance]
+    return torch.stack(apart).abs().max().item()
 
 
 def report(hour: int, state: bytes) -> str:
     """How good the joined model is, and how large."""
     model = pickle.loads(state)
-    x = torch.linspace(0, 11, 200)
-    error = (model(x).mean - x.sin()).square().mean().sqrt()
+    error = (model(GRID).mean - GRID.sin()).square().mean().sqrt()
     return (
         f"hour {hour}: {int(model.memory.num_data)} data, RMSE {error:.3f}, "
         f"{len(state):,} bytes"

@@ -1,22 +1,22 @@
-"""The workbench: streams, baselines, benchmarks and experiments, and their pages.
+"""The workbench: streams, methods, benchmarks and experiments, and tables of the docs.
 
 The entry points are the scripts beside this folder; the package has a name of its own
 because other projects install a top-level ``scripts``.
 
-``streams/``                   data, in the order in which they arrive
-``baselines``, ``uncollapsed`` the methods of comparisons
+``streams/``, ``*_streams``    data, in the order in which they arrive
+``baselines``, ``uncollapsed``, ``experts``     the methods of comparisons
 ``batch_bound``, ``exact``     all data at once: the references
-``running``, ``results``       models over streams; files of rows
-``pages``, ``common``          Markdown; command lines
-``benchmark``, ``bench_*``     speed and accuracy; ``ablation`` of constants; ``peers``
-``hard_streams``               streams that are hard for a small memory
-``reproduce``                  the paper: ``experiments`` and ``contests`` cut into
-                               ``cells``, their ``verdicts``, ``figures`` and pages
-``soak*``                      ten thousand updates of one model
-``likelihoods``                tables on labels, counts and outliers
+``runner``, ``results``        methods over streams; files of rows
+``frontier``                   error against CPU time and bytes
+``timing``, ``messages``       what work costs, in one process and in several
+``bars``, ``changes``          acceptance bars on streams, for any version
+``prequential``, ``picture``   our river front beside river's models
+``bayesopt``, ``merging``      surrogates for BoTorch; models of three sites
+``reproduce``                  the paper: ``experiments`` and ``figures``
+``soak``, ``soak_stream``      ten thousand updates of one model
+``likelihoods``                models of labels, counts and outliers
+``tables``                     tables of the docs and of README.md, from files
 ``input_contract``             every bad input and its error
-``picture*``, ``readme``       the picture and the table of README.md
-``guide_pictures``             the pictures of the guides
 ``example_pages``              what examples print and draw, as pages
 """
 

@@ -4,26 +4,22 @@ All of them share the model: a smooth kernel with a lengthscale per input, a con
 mean and Gaussian noise, set from the first batch by the same search. All of them carry
 what they learned over from batch to batch. They differ in what they remember:
 
-* :class:`Streaming` a summary at the points of a memory, finer than the model,
-* :class:`Careful` the same; it learns more from the last batch,
-* :class:`PaperForm` a summary at the inducing points themselves,
+* :class:`Streaming` a data set of bounded size; :class:`SinglePoints` the same,
+* :class:`PaperForm` a summary at the inducing points,
 * :class:`WindowedGP` the last points, without an approximation,
 * :class:`WindowedSGPR` the last points, at inducing points,
-* :class:`BatchSGPR` all data at once: the ceiling,
 
-and, in :mod:`workbench.uncollapsed`,
+and elsewhere
 
-* :class:`SVI` a variational distribution at inducing points, by gradient steps,
-* :class:`OnlineConditioning` the first batch at inducing points, then every point.
+* :class:`~workbench.batch_bound.BatchSGPR` all data at once: the ceiling,
+* :class:`~workbench.uncollapsed.SVI` a variational distribution, by gradient steps,
+* :class:`~workbench.uncollapsed.Minibatches` the same, of all data in any order,
+* :class:`~workbench.experts.LocalExperts` all points, in a tree of exact models.
 """
 
 from __future__ import annotations
 
-import copy
-import math
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -33,12 +29,11 @@ from gpytorch.means import ConstantMean
 from torch import Tensor, nn
 
 from torch_ssgp import StreamingGP
-from torch_ssgp.exceptions import BudgetWarning
-from torch_ssgp.modules import gram, variances
 from torch_ssgp.update.initialization import initialize_from_data
-from workbench.exact import NegativeLogDensity
+from workbench.exact import Exact, climb, dense
 
 CHUNK = 1_000  # test points predicted at once
+Options = Mapping[str, Any]
 
 
 class Method(Protocol):
@@ -53,10 +48,20 @@ class Method(Protocol):
     def hyperparameters(self) -> dict[str, float | list[float]]:
         """Lengthscale, outputscale, noise and mean as they are now."""
 
+    def num_bytes(self) -> int:
+        """What it has to keep to go on."""
+
 
 def new_kernel(num_dims: int) -> ScaleKernel:
     """The kernel of all methods: a lengthscale per input."""
     return ScaleKernel(RBFKernel(ard_num_dims=num_dims if num_dims > 1 else None))
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Of all tensors in the state of a model."""
+    state = model.state_dict().values()
+    tensors = [each for each in state if isinstance(each, Tensor)]
+    return sum(each.numel() * each.element_size() for each in tensors)
 
 
 def normal_scores(mean: Tensor, variance: Tensor, y: Tensor) -> dict[str, float]:
@@ -104,6 +109,10 @@ class Baseline:
         latent = self.model(x)
         return latent.mean, latent.variance
 
+    def num_bytes(self) -> int:
+        """What it has to keep to go on: tensors of its state."""
+        return bytes_of(self.model)
+
     def hyperparameters(self) -> dict[str, float | list[float]]:
         """Lengthscale (a list for several inputs), outputscale, noise and mean."""
         kernel = self.model.covar_module
@@ -118,114 +127,54 @@ class Baseline:
 # ------------------------------------------------------------- sparse, in closed form
 
 
-@contextmanager
-def small_budget() -> Iterator[None]:
-    """Budgets are small on purpose here: no warning about that."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BudgetWarning)
-        yield
-
-
 class Streaming(Baseline):
-    """Streaming inference with the default policy.
+    """Streaming inference with defaults.
 
     Args:
         num_dims: Number of inputs.
-        num_inducing: Largest number of inducing points.
-        num_steps: Steps of each update.
-        alpha: 0 for the variational bound, up to 1 for Power-EP.
-        share_noise: One noise for past and new data.
-        memory_size: Points of the memory; ``None`` for the default.
+        num_inducing: Number of inducing points.
+        update: Options of every update.
+        model: Options of the model.
     """
-
-    OPTIONS: dict[str, Any] = {}  # of every update
 
     def __init__(
         self,
         num_dims: int,
         num_inducing: int,
-        *,
-        num_steps: int = 100,
-        alpha: float = 0.0,
-        share_noise: bool = True,
-        memory_size: int | None = None,
+        update: Options | None = None,
+        **model: Any,
     ) -> None:
-        self.num_steps = num_steps
+        self.options = dict(update or {})
         self.model = StreamingGP(
-            new_kernel(num_dims),
-            num_inducing=num_inducing,
-            memory_size=memory_size,
-            alpha=alpha,
-            share_noise=share_noise,
+            new_kernel(num_dims), num_inducing=num_inducing, **model
         ).double()
 
     def update(self, x: Tensor, y: Tensor) -> None:
         """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
-        with small_budget():
-            self.model.update(x, y, num_steps=self.num_steps, **self.OPTIONS)
-
-    @torch.no_grad()
-    def predict_from_memory(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """As ``predict``, from all points of the memory."""
-        parts = [self.model.predict(part, from_memory=True) for part in x.split(CHUNK)]
-        mean = torch.cat([part.mean for part in parts])
-        return mean, torch.cat([part.variance for part in parts])
+        self.model.update(x, y, **self.options)
 
 
-# Options of an update with care: it stops early only on a plateau.
-CAREFUL: dict[str, Any] = {"learn_hyperparameters": True, "optimizer": "lbfgs"}
-
-
-class Careful(Streaming):
-    """Streaming inference that learns from the last batch until nothing is left.
-
-    Updates of a stream that learns often stop early, since the next one goes on. The
-    last one has no next one: it ends with L-BFGS, as the batch model does.
-
-    Args:
-        num_dims: Number of inputs.
-        num_inducing: Largest number of inducing points.
-        num_batches: How many updates there will be.
-        num_steps: Steps of each update but the last.
-        last_steps: Steps of the last update.
-    """
-
-    def __init__(
-        self,
-        num_dims: int,
-        num_inducing: int,
-        *,
-        num_batches: int,
-        num_steps: int = 100,
-        last_steps: int = 300,
-    ) -> None:
-        super().__init__(num_dims, num_inducing, num_steps=num_steps)
-        self.num_left, self.last_steps = num_batches, last_steps
+class SinglePoints(Streaming):
+    """The same, point by point."""
 
     def update(self, x: Tensor, y: Tensor) -> None:
         """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
-        self.num_left -= 1
-        if self.num_left > 0:
-            super().update(x, y)
-            return
-        with small_budget():
-            self.model.update(x, y, num_steps=self.last_steps, **CAREFUL)
+        for one in zip(x.split(1), y.split(1), strict=True):
+            super().update(*one)
 
 
 class PaperForm(Streaming):
     """The past at the inducing points themselves, each batch with its own noise.
 
-    Every batch is learned from, and nothing is forgotten.
+    Every batch is learned from, inducing points move, and nothing is forgotten.
 
     Args:
         num_dims: Number of inputs.
-        num_inducing: Largest number of inducing points.
+        num_inducing: Number of inducing points.
         num_steps: Steps of each update.
         alpha: 0 for the variational bound, up to 1 for Power-EP.
         share_noise: One noise for past and new data: ours, on top of the paper's.
     """
-
-    OPTIONS = {"forget": 1.0, "learn_hyperparameters": True}
 
     def __init__(
         self,
@@ -236,10 +185,11 @@ class PaperForm(Streaming):
         alpha: float = 0.0,
         share_noise: bool = False,
     ) -> None:
+        update = {"num_steps": num_steps, "learn_inducing_points": True}
         super().__init__(
             num_dims,
             num_inducing,
-            num_steps=num_steps,
+            {**update, "learn": True, "forget": 1.0},
             alpha=alpha,
             share_noise=share_noise,
             memory_size=num_inducing,
@@ -258,22 +208,22 @@ class _Window:
         self.x = torch.cat([self.x, x])[-self.size :]
         self.y = torch.cat([self.y, y])[-self.size :]
 
+    def num_bytes(self) -> int:
+        return 8 * (self.x.numel() + self.y.numel())
+
 
 class WindowedSGPR(Baseline):
     """Collapsed sparse regression on the last points, and nothing else.
 
-    The same code as :class:`Streaming`, so it is as fast: an update on the whole
-    window that leaves nothing of the past. Kernel and noise go on from where they
-    were, and old inducing points are candidates for new ones.
+    The same code as :class:`PaperForm`, so it is as fast: an update on the whole window
+    that leaves nothing of the past. Kernel and noise go on from where they were.
 
     Args:
         num_dims: Number of inputs.
-        num_inducing: Largest number of inducing points.
+        num_inducing: Number of inducing points.
         window: Number of points remembered.
         num_steps: Steps of each update.
     """
-
-    FORGET = 1e-12  # power of the past's likelihood
 
     def __init__(
         self,
@@ -283,64 +233,21 @@ class WindowedSGPR(Baseline):
         window: int = 3_000,
         num_steps: int = 100,
     ) -> None:
-        self.num_steps = num_steps
         self.window = _Window(num_dims, window)
-        self.model = StreamingGP(
-            new_kernel(num_dims), num_inducing=num_inducing
-        ).double()
+        self.sparse = PaperForm(
+            num_dims, num_inducing, num_steps=num_steps, share_noise=True
+        )
+        self.model = self.sparse.model
 
     def update(self, x: Tensor, y: Tensor) -> None:
         """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
         self.window.append(x, y)
-        with small_budget():
-            self.model.update(
-                self.window.x,
-                self.window.y,
-                num_steps=self.num_steps,
-                forget=self.FORGET,
-            )
+        self.model.reset()
+        self.sparse.update(self.window.x, self.window.y)
 
-
-class BatchSGPR(Baseline):
-    """The ceiling: one update with all data, all of Z free, L-BFGS.
-
-    Args:
-        num_dims: Number of inputs.
-        num_inducing: Largest number of inducing points.
-        num_steps: Largest number of steps of L-BFGS.
-        first_steps: Steps of Adam before, which find the basin that L-BFGS descends.
-
-    Attributes:
-        converged: Whether L-BFGS ended on a plateau, not on its budget.
-        steps: How many steps of L-BFGS it took.
-    """
-
-    def __init__(
-        self,
-        num_dims: int,
-        num_inducing: int,
-        *,
-        num_steps: int = 300,
-        first_steps: int = 50,
-    ) -> None:
-        self.num_steps, self.first_steps = num_steps, first_steps
-        self.converged, self.steps = False, 0
-        self.model = StreamingGP(
-            new_kernel(num_dims), num_inducing=num_inducing
-        ).double()
-
-    def update(self, x: Tensor, y: Tensor) -> None:
-        """Learn from all data, ``(n, d)`` and ``(n,)``; called once."""
-        if not self.model.summary.is_empty:
-            raise RuntimeError("BatchSGPR takes all data in one update.")
-        with small_budget():
-            self.model.update(x, y, num_steps=self.first_steps)
-            z = self.model.summary.inducing_points
-            self.model.reset()
-            result = self.model.update(
-                x, y, num_steps=self.num_steps, optimizer="lbfgs", inducing_points=z
-            )
-        self.converged, self.steps = result.converged, result.num_steps
+    def num_bytes(self) -> int:
+        """With the window."""
+        return super().num_bytes() + self.window.num_bytes()
 
 
 # ----------------------------------------------------------------- exact, on a window
@@ -350,9 +257,7 @@ class WindowedGP(Baseline):
     """An exact Gaussian process on the last points.
 
     Hyperparameters go on from where they were. The first batch has more steps: there
-    they are far from their optimum, and it is smaller than the window. Later batches
-    stop at a plateau. L-BFGS, since it ends with more evidence than as many evaluations
-    of Adam at any rate we tried.
+    they are far from their optimum. Later batches stop at a plateau.
 
     Args:
         num_dims: Number of inputs.
@@ -362,7 +267,6 @@ class WindowedGP(Baseline):
     """
 
     PLATEAU = 1e-4  # change of a step that is not worth another: nats per point
-    JITTER = 1e-8  # relative to the prior variance
 
     def __init__(
         self,
@@ -374,71 +278,26 @@ class WindowedGP(Baseline):
     ) -> None:
         self.num_steps, self.first_steps = num_steps, first_steps
         self.window = _Window(num_dims, window)
-        self.model = Prior(num_dims)
+        self.prior = self.model = Prior(num_dims)
 
     def update(self, x: Tensor, y: Tensor) -> None:
         """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
-        num_steps, plateau = self.num_steps, self.PLATEAU
-        if len(self.window.y) == 0:
-            num_steps, plateau = self.first_steps, 1e-9
-            self.model.initialize_from(x, y)
+        steps, plateau = self.num_steps, self.PLATEAU * len(self.window.y)
+        if not plateau:
+            steps, plateau = self.first_steps, 1e-9
+            self.prior.initialize_from(x, y)
         self.window.append(x, y)
-        self._learn(num_steps, plateau)
-        self._factorize()
+        data = self.window.x, self.window.y
+        self.model = Exact(*data, self.prior.covar_module, self.prior)
+        with dense():
+            climb(self.model, self.window.y, steps, plateau=plateau)
+        self.model.eval()
 
-    @torch.no_grad()
-    def _factorize(self) -> None:
-        """What predictions need: ``L`` ``(n, n)`` and ``a = K^-1 r`` ``(n, 1)``."""
-        self._L = torch.linalg.cholesky(self._covariance())
-        self._a = torch.cholesky_solve(self._residual().unsqueeze(-1), self._L)
-
-    def negative_log_evidence(self) -> Tensor:
-        """``-log p(y)`` of the window, differentiable in hyperparameters."""
-        return NegativeLogDensity.apply(self._covariance(), self._residual())
-
-    def _covariance(self) -> Tensor:
-        """``K_ff + sigma^2 I`` ``(n, n)``."""
-        K = gram(self.model.covar_module, self.window.x, self.window.x)
-        jitter = self.JITTER * self.model.covar_module.outputscale.detach()
-        noise = self.model.likelihood.noise + jitter
-        return K + torch.diag_embed(noise.expand(len(K)))
-
-    def _residual(self) -> Tensor:
-        return self.window.y - self.model.mean_module(self.window.x)
-
-    def _learn(self, num_steps: int, plateau: float) -> None:
-        """Steps of L-BFGS; the best hyperparameters met are kept.
-
-        Its memory begins anew: curvature of the last window misleads where the
-        target changed.
-        """
-        optimizer = torch.optim.LBFGS(
-            self.model.parameters(),
-            max_iter=num_steps,
-            tolerance_change=plateau,
-            line_search_fn="strong_wolfe",
-        )
-        best, kept = math.inf, copy.deepcopy(self.model.state_dict())
-
-        def closure() -> Tensor:
-            nonlocal best, kept
-            optimizer.zero_grad()
-            loss = self.negative_log_evidence() / len(self.window.y)
-            loss.backward()
-            if loss.item() < best:
-                best, kept = loss.item(), copy.deepcopy(self.model.state_dict())
-            return loss
-
-        try:
-            optimizer.step(closure)
-        except torch.linalg.LinAlgError:
-            pass  # a trial step too far; the best before it is kept
-        self.model.load_state_dict(kept)
+    def num_bytes(self) -> int:
+        """With the window; its factor can be computed again."""
+        return super().num_bytes() + self.window.num_bytes()
 
     def _latent(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the function at ``x``."""
-        K_fs = gram(self.model.covar_module, self.window.x, x)  # (n, s)
-        white = torch.linalg.solve_triangular(self._L, K_fs, upper=False)
-        mean = self.model.mean_module(x) + (K_fs.mT @ self._a).squeeze(-1)
-        variance = variances(self.model.covar_module, x) - white.square().sum(0)
-        return mean, variance.clamp_min(0)
+        with dense():
+            return super()._latent(x)

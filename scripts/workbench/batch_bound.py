@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
+from gpytorch.kernels import Kernel
 from scipy.optimize import minimize
-from torch import Tensor
-from tqdm import tqdm
+from torch import Tensor, nn
 
 from torch_ssgp import StreamingGP, settings
-from workbench.baselines import BatchSGPR, small_budget
+from workbench.baselines import Baseline, bytes_of, new_kernel
 
 PLATEAU = 1e-4  # nats per datum that 100 evaluations of the bound must gain
 MAX_STEPS = 4_000  # evaluations of the bound by a batch model
-SNAPSHOT = 50  # evaluations between two looks at a batch model's accuracy
 
 
 class BatchBound:
@@ -54,7 +50,7 @@ class BatchBound:
 
     def __init__(self, x: Tensor, y: Tensor, model: StreamingGP) -> None:
         self.x, self.y, self.start_model = x, y, model
-        z = model.summary.inducing_points
+        z = model.memory.points
         spread = x.amax(0) - x.amin(0)
         spread = torch.where(spread > 0, spread, 1)
         self.spacing = spread * len(z) ** (-1 / x.size(-1))
@@ -136,18 +132,13 @@ class BatchBound:
         """The package's model at these values, with all data, in closed form."""
         log_l, log_o, log_s, m, z = self.unpacked(variables)
         start = self.start_model
-        model = StreamingGP(
-            copy.deepcopy(start.covar_module),
-            likelihood=copy.deepcopy(start.likelihood),
-            mean_module=copy.deepcopy(start.mean_module),
-            num_inducing=start.num_inducing,
-        ).double()
+        parts = start.covar_module, start.num_inducing, start.likelihood
+        model = copy.deepcopy(at_once(*parts, start.mean_module))
         model.covar_module.base_kernel.lengthscale = log_l.exp()
         model.covar_module.outputscale = log_o.exp()
         model.likelihood.noise = log_s.exp()
         model.mean_module.constant = m
-        with small_budget():
-            model.update(self.x, self.y, num_steps=0, inducing_points=z)
+        model.update(self.x, self.y, num_steps=0, inducing_points=z)
         return model
 
 
@@ -157,24 +148,13 @@ def _correlation(z: Tensor, x: Tensor) -> Tensor:
     return exponent.sub_(0.5 * z.square().sum(-1, keepdim=True)).clamp_(max=0).exp_()
 
 
-class Snapshot(NamedTuple):
-    """How far L-BFGS is: evaluations, CPU seconds, bound per datum, and variables."""
-
-    steps: int
-    seconds: float
-    bound: float
-    variables: np.ndarray
-
-
 class Climb:
     """L-BFGS on a bound: counts evaluations, keeps the best, stops on a plateau."""
 
-    def __init__(self, bound: BatchBound, max_steps: int, start: float) -> None:
-        self.bound, self.max_steps, self.start = bound, max_steps, start
-        self.best = Snapshot(0, 0.0, bound(bound.start)[0], bound.start)
-        self.curve = [self.best.bound]  # the best bound after every evaluation
-        self.snapshots: list[Snapshot] = []
-        self.bar = tqdm(total=max_steps, desc="L-BFGS", leave=False, mininterval=5)
+    def __init__(self, bound: BatchBound, max_steps: int) -> None:
+        self.bound, self.max_steps = bound, max_steps
+        self.best, self.variables = bound(bound.start)[0], bound.start
+        self.curve = [self.best]  # the best bound after every evaluation
 
     @property
     def steps(self) -> int:
@@ -183,7 +163,7 @@ class Climb:
 
     def leg(self) -> float:
         """L-BFGS from the best point; its gain in nats per datum and 100 steps."""
-        first, before = self.steps, self.best.bound
+        first, before = self.steps, self.best
 
         def stop_on_plateau(intermediate_result: object) -> None:
             taken = self.steps - first
@@ -192,22 +172,18 @@ class Climb:
             ):
                 raise StopIteration
 
+        limit = self.max_steps
         minimize(
             self._loss,
-            self.best.variables,
+            self.variables,
             jac=True,
             method="L-BFGS-B",
             bounds=self.bound.limits,
             callback=stop_on_plateau,
-            options={
-                "maxcor": 100,
-                "maxiter": self.max_steps,
-                "maxfun": self.max_steps,
-                "ftol": 1e-13,
-                "gtol": 1e-8,
-            },
+            options={"maxcor": 100, "maxiter": limit, "maxfun": limit}
+            | {"ftol": 1e-13, "gtol": 1e-8},
         )
-        return (self.best.bound - before) / max((self.steps - first) / 100, 1)
+        return (self.best - before) / max((self.steps - first) / 100, 1)
 
     def _loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
         try:
@@ -215,78 +191,63 @@ class Climb:
         except torch.linalg.LinAlgError:  # a line search looked too far
             value, gradient = -1e10, np.zeros_like(variables)
         self.curve.append(max(value, self.curve[-1]))
-        self.bar.set_postfix(bound=f"{self.curve[-1]:.5f}", refresh=False)
-        self.bar.update()
-        seconds = time.process_time() - self.start
-        if value > self.best.bound:
-            self.best = Snapshot(self.steps, seconds, value, variables.copy())
-        if self.steps % SNAPSHOT == 0:
-            self.snapshots.append(self.best._replace(steps=self.steps, seconds=seconds))
+        if value > self.best:
+            self.best, self.variables = value, variables.copy()
         return -value, -gradient
 
 
-class Reference(NamedTuple):
-    """A batch model and how it was learned.
-
-    Attributes:
-        model: The model, with all data.
-        bound: Its bound on the log evidence, per datum.
-        converged: Whether it is on a plateau.
-        steps: Evaluations of the bound by L-BFGS.
-        restarts: How often L-BFGS began anew.
-        gain: Nats per datum and 100 evaluations that the last run of L-BFGS gained.
-        seconds: CPU seconds it took.
-        path: Where it was on the way.
-        model_at: From variables of the path to the model there.
-    """
-
-    model: StreamingGP
-    bound: float
-    converged: bool
-    steps: int
-    restarts: int
-    gain: float
-    seconds: float
-    path: list[Snapshot]
-    model_at: Callable[[np.ndarray], StreamingGP]
-
-
-def batch_reference(
-    x: Tensor, y: Tensor, num_inducing: int, max_steps: int = MAX_STEPS
-) -> Reference:
-    """All data at once, all of Z free, to a plateau.
+class BatchSGPR(Baseline):
+    """All data at once, all inducing points free, to a plateau: the ceiling.
 
     L-BFGS may end early, where a line search fails. So it begins anew where it ended,
     and only a restart that gains nothing says that there is no more to learn.
 
     Args:
-        x: ``(n, d)``, all inputs.
-        y: ``(n,)``, all targets.
+        num_dims: Number of inputs.
         num_inducing: Largest number of inducing points.
-        max_steps: Evaluations of the bound after which it stops.
+        num_steps: Evaluations of the bound after which it stops.
+        first_steps: Steps of Adam before, which find the basin that L-BFGS descends.
 
-    Returns:
-        The best model met.
+    Attributes:
+        converged: Whether it ended on a plateau, not on its budget.
+        steps: Evaluations of the bound by L-BFGS.
+        bound: The bound on the log evidence, per datum.
     """
-    start = time.process_time()
-    batch = BatchSGPR(x.size(-1), num_inducing, num_steps=1)  # where to begin
-    batch.update(x, y)
-    climb = Climb(BatchBound(x, y, batch.model), max_steps, start)
-    gain, restarts = climb.leg(), 0
-    settled = False
-    while not settled and climb.steps < max_steps:
-        gain, restarts = climb.leg(), restarts + 1
-        settled = gain < PLATEAU
-    climb.bar.close()
-    seconds = time.process_time() - start
-    return Reference(
-        climb.bound.model(climb.best.variables),
-        climb.best.bound,
-        settled,
-        climb.steps,
-        restarts,
-        gain,
-        seconds,
-        climb.snapshots,
-        climb.bound.model,
-    )
+
+    def __init__(
+        self,
+        num_dims: int,
+        num_inducing: int,
+        *,
+        num_steps: int = MAX_STEPS,
+        first_steps: int = 50,
+    ) -> None:
+        self.num_steps, self.first_steps = num_steps, first_steps
+        self.model = at_once(new_kernel(num_dims), num_inducing)
+        self.converged, self.steps, self.bound = False, 0, -math.inf
+        self.num_data = 0
+
+    def update(self, x: Tensor, y: Tensor) -> None:
+        """Learn from all data, ``(n, d)`` and ``(n,)``; called once."""
+        if self.num_data:
+            raise RuntimeError("BatchSGPR takes all data in one update.")
+        self.num_data = len(y)
+        self.model.update(x, y, num_steps=self.first_steps, learn=True)
+        climb = Climb(BatchBound(x, y, self.model), self.num_steps)
+        climb.leg()
+        while not self.converged and climb.steps < self.num_steps:
+            self.converged = climb.leg() < PLATEAU
+        self.model = climb.bound.model(climb.variables)
+        self.steps, self.bound = climb.steps, climb.best
+
+    def num_bytes(self) -> int:
+        """It keeps all data, to learn from them again."""
+        own = bytes_of(self.model)
+        return own + 8 * self.num_data * (1 + self.model.memory.points.size(-1))
+
+
+def at_once(kernel: Kernel, num_inducing: int, *others: nn.Module) -> StreamingGP:
+    """A model whose memory is its inducing points: one update is batch inference."""
+    return StreamingGP(
+        kernel, *others, num_inducing=num_inducing, memory_size=num_inducing
+    ).double()

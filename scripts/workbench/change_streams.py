@@ -1,4 +1,4 @@
-"""Streams that change: made up ones, a sensor, and annotated series."""
+"""Streams that change: made up ones, and a sensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from river.drift import datasets
 from torch import Tensor
 
 from workbench.streams import gp_draw
@@ -118,6 +117,60 @@ def still(batch: int, batches: int, seed: int) -> Still:
     return Still(list(parts), x_test, draw(x_test))
 
 
+def with_outliers(num: int, seed: int, burst: bool) -> tuple[Still, Tensor]:
+    """Single points in which nothing changes, and their targets with gross outliers.
+
+    Args:
+        num: Data.
+        seed: Of the stream, see :func:`still`, and of its outliers.
+        burst: Ten in a row, each 50 noise levels off; otherwise one to three, 20 to 50.
+    """
+    stream, noise = still(1, num, seed), (0.1, 0.5)[seed // 2 % 2]
+    gen = torch.Generator().manual_seed(seed)
+    places, sizes = torch.rand(2, 1 + seed % 3, generator=gen, dtype=torch.float64)
+    at, size = 30 + (places * (num - 40)).long(), 20 + 30 * sizes
+    if burst:
+        at, size = at[0] + torch.arange(10), torch.full((10,), 50.0).double()
+    sign = torch.randn(len(at), generator=gen).sign()
+    y = torch.cat([y for _, y in stream.batches])
+    return stream, y.index_add(0, at, noise * size * sign)
+
+
+def constant_then_wave(num: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Data on [0, 6]: so many at a level of 5, then as many of sin 2x."""
+    gen = torch.Generator().manual_seed(seed)
+    x = 6 * torch.rand(2 * num, 1, generator=gen, dtype=torch.float64)
+    f = torch.where(torch.arange(2 * num) < num, 5.0, torch.sin(2 * x[:, 0]))
+    return x, f + NOISE * torch.randn(2 * num, generator=gen, dtype=torch.float64)
+
+
+GRID = torch.linspace(0, 6, 200, dtype=torch.float64).unsqueeze(-1)
+
+
+def turning(
+    turn: float, noise: float, seed: int, pieces: int = 25, piece: int = 20
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The stream of examples/drift.py: data, and the function as of then on the grid.
+
+    Args:
+        turn: The angle in the end: pi for the negative of the beginning, 0 if it stays.
+        noise: Its standard deviation; that of the function is 0.7.
+        seed: Of inputs and noise.
+        pieces: How often it moves.
+        piece: Data in between.
+    """
+    gen = torch.Generator().manual_seed(seed)
+    for k in range(pieces):
+        angle = turn * k / (pieces - 1)
+        x = 6 * torch.rand(piece, 1, generator=gen, dtype=torch.float64)
+        f, truth = (
+            math.cos(angle) * (1.5 * at).sin() + math.sin(angle) * (2 * at).cos()
+            for at in (x[:, 0], GRID[:, 0])
+        )
+        e = torch.randn(piece, generator=gen, dtype=torch.float64)
+        yield x, f + noise * e, truth
+
+
 def sensor(num: int) -> tuple[Tensor, Tensor]:
     """Readings every 5 minutes: a day, weather of some hours, and noise.
 
@@ -135,25 +188,3 @@ def sensor(num: int) -> tuple[Tensor, Tensor]:
         weather.append(level)
     y = 5 * (2 * math.pi * t / 24).sin() + 4 * torch.tensor(weather).to(t)
     return t.unsqueeze(-1), 15 + y + 0.2 * e[1]
-
-
-class Annotated(NamedTuple):
-    """A series, standardized, with the changes that each annotator saw."""
-
-    y: Tensor
-    changes: list[list[int]]
-
-
-# Annotations are those of the Turing benchmark, whose series are shorter than the ones
-# in the package: of one it has every third day, of another the beginning.
-CUTS = {"Apple": slice(None, None, 3), "Bitcoin": slice(774)}
-
-
-def annotated(name: str, num: int | None = None) -> Annotated:
-    """A series of river; of several columns the one named below, or the first."""
-    data = getattr(datasets, name)()
-    column = {"Apple": "Close", "RunLog": "Pace", "Occupancy": "V1"}.get(name)
-    values = [y[column] if column else y for _, y in data]
-    y = torch.tensor(values, dtype=torch.float64)[CUTS.get(name, slice(None))][:num]
-    changes = [[k for k in each if k < len(y)] for each in data.annotations.values()]
-    return Annotated((y - y.mean()) / y.std(), changes)

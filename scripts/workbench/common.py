@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -15,6 +16,18 @@ def new_parser(text: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+
+def bench_parser(text: str, file: str) -> argparse.ArgumentParser:
+    """One with what all benchmarks take, and the file of ``docs`` that they write."""
+    parser = new_parser(text)
+    path = DOCS / file
+    parser.add_argument("--out", type=Path, default=path, help=f"(docs/{file})")
+    parser.add_argument("--quick", action="store_true", help="does it run?")
+    parser.add_argument("--again", action="store_true", help="replace rows")
+    parser.add_argument("--workers", type=positive, default=1, help="processes (1)")
+    parser.add_argument("--data-dir", type=Path, help="where UCI and OS files are")
+    return parser
 
 
 def positive(text: str) -> int:
@@ -28,22 +41,17 @@ def resident_mib() -> float:
     """Memory this process holds now; NaN where the system does not tell, as here only
     Linux does.
     """
-    return _status_mib("VmRSS")
-
-
-def peak_mib() -> float:
-    """The most it held since :func:`reset_peak`."""
-    return _status_mib("VmHWM")
-
-
-def reset_peak() -> None:
-    """Begin a new peak; Linux only."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _status_mib(field: str) -> float:
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return math.nan
-    return next(int(line.split()[1]) / 1024 for line in lines if field in line)
+    return next(int(line.split()[1]) / 1024 for line in lines if "VmRSS" in line)
+
+
+def save(figure: Any, path: Path) -> None:
+    """A picture that is easy to see on a screen."""
+    from matplotlib import pyplot
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+    pyplot.close(figure)

@@ -17,9 +17,9 @@ from gpytorch.constraints import Interval
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from workbench.results import Row
 
@@ -63,11 +63,15 @@ def dense() -> Iterator[None]:
 
 
 class Exact(gpytorch.models.ExactGP):
-    """GPyTorch's exact model with a constant mean."""
+    """GPyTorch's exact model, with mean and noise of its own or of a prior."""
 
-    def __init__(self, x: Tensor, y: Tensor, kernel: Kernel) -> None:
-        super().__init__(x, y, GaussianLikelihood())
-        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), kernel
+    def __init__(
+        self, x: Tensor, y: Tensor, kernel: Kernel, prior: nn.Module | None = None
+    ) -> None:
+        likelihood = GaussianLikelihood() if prior is None else prior.likelihood
+        super().__init__(x, y, likelihood)
+        mean = ConstantMean() if prior is None else prior.mean_module
+        self.mean_module, self.covar_module = mean, kernel
         self.double()
 
     def forward(self, x: Tensor) -> MultivariateNormal:
@@ -76,7 +80,7 @@ class Exact(gpytorch.models.ExactGP):
 
 
 def run_exact(
-    kernels: list[Kernel], x: Tensor, y: Tensor, *, num_steps: int, adam: float | None
+    kernels: list[Kernel], x: Tensor, y: Tensor, *, num_steps: int
 ) -> tuple[Exact, Row]:
     """An exact model on all data, from each kernel; the largest evidence wins.
 
@@ -84,22 +88,49 @@ def run_exact(
         kernels: Where to start from.
         x: ``(n, d)``.
         y: ``(n,)``.
-        num_steps: Of Adam, or the most of L-BFGS, which stops at a plateau.
-        adam: Learning rate of Adam; ``None`` for L-BFGS.
+        num_steps: The most of L-BFGS, which stops at a plateau.
     """
     start, fits = time.process_time(), []
     for kernel in kernels:
         model = Exact(x, y, kernel)
         model.likelihood.noise = 0.1 * y.var()
         model.mean_module.constant = y.mean()
-        fits.append((_learn(model, y, num_steps, adam), model.eval()))
+        fits.append((climb(model, y, num_steps), model.eval()))
     seconds = time.process_time() - start
     evidences = [evidence for evidence, _ in fits]
     _, model = max(fits, key=lambda fit: fit[0])
     return model, {"evidences": evidences, "cpu_seconds": seconds}
 
 
-def _learn(model: Exact, y: Tensor, num_steps: int, adam: float | None) -> float:
+def one_ahead(x: Tensor, y: Tensor, restarts: int) -> tuple[Tensor, Tensor]:
+    """Means and deviations of data, each predicted from those before by scikit-learn.
+
+    Learned anew whenever data have grown by a tenth.
+
+    Args:
+        x: ``(n, d)``.
+        y: ``(n,)``; the first has no prediction.
+        restarts: Random starts, besides the usual one.
+    """
+    from sklearn.gaussian_process import GaussianProcessRegressor, kernels
+
+    found, gp, due = [], None, 1.0
+    lengths = kernels.RBF([1.0] * x.size(-1), (1e-2, 1e3))
+    kernel = kernels.ConstantKernel() * lengths + kernels.WhiteKernel(0.1, (1e-6, 10))
+    for n in range(1, len(y)):
+        if n >= due:
+            gp, due = GaussianProcessRegressor(kernel), 1.1 * n
+            gp.set_params(n_restarts_optimizer=restarts, random_state=0)
+        else:
+            gp = GaussianProcessRegressor(gp.kernel_, optimizer=None)
+        gp.set_params(normalize_y=True).fit(x[:n].numpy(), y[:n].numpy())
+        moments = gp.predict(x[n : n + 1].numpy(), return_std=True)
+        found.append(tuple(map(torch.from_numpy, moments)))
+    mean, deviation = map(torch.cat, zip(*found, strict=True))
+    return mean, deviation.clamp_min(1e-9)
+
+
+def climb(model: Exact, y: Tensor, num_steps: int, plateau: float = 1e-9) -> float:
     """Steps up the evidence; the best parameters met are kept.
 
     Steps are those of logarithms where parameters are positive, up the evidence of all
@@ -109,15 +140,11 @@ def _learn(model: Exact, y: Tensor, num_steps: int, adam: float | None) -> float
     moves = list(_coordinates(model))
     etas = [eta for _, eta, _ in moves]
     best, kept = -math.inf, copy.deepcopy(model.state_dict())
-    optimizer = (
-        torch.optim.Adam(etas, lr=adam)
-        if adam
-        else torch.optim.LBFGS(
-            etas,
-            max_iter=num_steps,
-            tolerance_change=1e-9,
-            line_search_fn="strong_wolfe",
-        )
+    optimizer = torch.optim.LBFGS(
+        etas,
+        max_iter=num_steps,
+        tolerance_change=plateau,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
@@ -135,10 +162,8 @@ def _learn(model: Exact, y: Tensor, num_steps: int, adam: float | None) -> float
         return loss.detach()
 
     model.train()
-    calls = num_steps if adam else 1
     try:
-        for _ in tqdm(range(calls), desc="exact", leave=False, disable=not adam):
-            optimizer.step(closure)
+        optimizer.step(closure)
     except torch.linalg.LinAlgError:
         pass  # a step too far; the best before it is kept
     model.load_state_dict(kept)

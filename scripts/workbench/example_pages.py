@@ -23,7 +23,6 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from workbench.common import DOCS, ROOT, new_parser
-from workbench.pages import paragraphs
 
 EXAMPLES = ROOT / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -86,7 +85,7 @@ def page(name: str, ran: Ran) -> str:
         f"```text\n{ran.text}\n```",
     ]
     parts = [f"# {title}", about, *pictures, *(output if ran.text else [])]
-    return paragraphs(*parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def figure_names(name: str, count: int) -> list[str]:
@@ -100,11 +99,10 @@ def index() -> str:
         f"- [{title_and_text(name)[0]}]({name}.md): `examples/{name}.py`"
         for name in names()
     )
-    return paragraphs(
-        "# Examples",
-        "Each example is one file and runs from any folder. Its page shows the output.",
-        lines + "\n",
+    about = (
+        "Each example is one file and runs from any folder. Its page shows the output."
     )
+    return f"# Examples\n\n{about}\n\n{lines}\n"
 
 
 def main(arguments: list[str] | None = None) -> None:

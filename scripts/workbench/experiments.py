@@ -1,17 +1,19 @@
 """The experiments of the paper, cut into cells that run on their own.
 
 A cell is a function of plain arguments that returns plain numbers, so it can run in
-another process, and its result is kept as JSON. ``scripts/reproduce.py`` runs cells,
-``scripts/figures.py`` draws what they returned. Seconds are those of the processor, on
+another process, and its result is kept as JSON. Seconds are those of the processor, on
 one thread: they do not depend on what else the machine does.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -19,90 +21,88 @@ from gpytorch.means import ZeroMean
 from torch import Tensor
 
 from torch_ssgp import StreamingGP
-from workbench import streams
-from workbench.baselines import (
-    BatchSGPR,
-    PaperForm,
-    Streaming,
-    normal_scores,
-    small_budget,
-)
-from workbench.cells import SEEDS, Cell, Settings, num_seeds, some_of
-from workbench.contests import (
-    BUDGETS,
-    budget_of,
-    memory_cells,
-    terrain_cells,
-    timeseries_cells,
-    trace,
-)
-from workbench.likelihoods import binary_model
-from workbench.results import Row, rounded
-from workbench.running import wrong_labels
+from workbench import runner, streams
+from workbench.baselines import PaperForm, Streaming, normal_scores
+from workbench.batch_bound import BatchSGPR, at_once
+from workbench.exact import Exact, dense
+from workbench.likelihoods import binary_model, wrong_labels
+from workbench.results import Jobs, Row, rounded
+from workbench.runner import BATCH, NAMES, OURS, PAPER, RATES, TWICE, Budget
 from workbench.streams import Stream
+from workbench.streams.stream import evenly, generator
 
 FEW_STEPS = {"num_steps": 5}  # of an update, where it matters only that all runs
+
+
+class Settings(NamedTuple):
+    """What the command line asks for.
+
+    Attributes:
+        quick: Small versions that take seconds and prove that all runs.
+        seeds: Repetitions where something is random; each experiment has a default.
+        data_dir: Where ``terrain_os_NT26.npz`` is, to use this tile in place of
+            matplotlib's terrain.
+    """
+
+    quick: bool = False
+    seeds: int | None = None
+    data_dir: Path | None = None
+
+    def repetitions(self, usual: int, quick: int) -> int:
+        """How often something random is repeated."""
+        return self.seeds or (quick if self.quick else usual)
+
+
+def cells(names: Iterable[str], runs: Iterable[Callable[[], Row]]) -> Jobs:
+    """Jobs that are named by one word."""
+    return {(name,): run for name, run in zip(names, runs, strict=True)}
+
+
+def some_of(count: int, most: int = 4) -> list[int]:
+    """The batches that pictures show, the first and the last among them."""
+    return evenly(count, most).tolist()
+
 
 # ---------------------------------------------------------------------- toy series
 
 
-def toy_series(quick: bool) -> Stream:
-    """A draw from a GP with noise, in six batches from left to right."""
-    return streams.growing_range(6, 20 if quick else 60, seed=3, num_test=300)
-
-
 def shuffled(stream: Stream, seed: int = 0) -> Stream:
     """The same data in random order, in batches of the same sizes."""
-    generator = torch.Generator().manual_seed(seed)
     x, y = stream.x_train, stream.y_train
-    order = torch.randperm(len(y), generator=generator)
+    order = torch.randperm(len(y), generator=generator(seed))
     sizes = [len(y_batch) for _, y_batch in stream.batches]
     batches = list(zip(x[order].split(sizes), y[order].split(sizes), strict=True))
-    return Stream(stream.name, batches, stream.x_test, stream.y_test, stream.notes)
+    return replace(stream, batches=batches)
 
 
 def toy(alpha: float, iid: bool, quick: bool) -> Row:
-    """Every batch of the toy series, its prediction and its inducing points."""
-    stream = toy_series(quick)
-    if iid:
-        stream = shuffled(stream)
-    few = FEW_STEPS if quick else {}
-    model = Streaming(1, num_inducing=20, alpha=alpha, **few)
-    at_once = BatchSGPR(1, num_inducing=20, **few)
-    x, y = stream.x_train, stream.y_train
-    at_once.update(x, y)
+    """A draw from a GP in six batches: predictions and points after each of them."""
+    size, few = (20, FEW_STEPS) if quick else (60, {})
+    stream = streams.growing_range(6, size, seed=3, num_test=300)
+    stream = shuffled(stream) if iid else stream
+    x, y, panels = stream.x_train, stream.y_train, []
+    model, batch = Streaming(1, 20, few, alpha=alpha), BatchSGPR(1, 20, **few)
+    batch.update(x, y)
     grid = torch.linspace(x.min().item(), x.max().item(), 200, dtype=x.dtype)
-    panels = []
     for x_new, y_new in stream.batches:
         model.update(x_new, y_new)
         mean, variance = model.predict(grid.unsqueeze(-1))
-        panels.append(
-            {
-                "x": x_new.flatten().tolist(),
-                "y": y_new.tolist(),
-                "mean": mean.tolist(),
-                "std": variance.sqrt().tolist(),
-                "z": model.model.summary.inducing_points.flatten().tolist(),
-            }
-        )
+        found = {"x": x_new, "y": y_new, "mean": mean, "std": variance.sqrt()}
+        found["z"] = model.model.points
+        panels.append({name: each.flatten().tolist() for name, each in found.items()})
     return {
         "grid": grid.tolist(),
         "panels": panels,
-        "batch": normal_scores(*at_once.predict(stream.x_test), stream.y_test),
+        "batch": normal_scores(*batch.predict(stream.x_test), stream.y_test),
         **normal_scores(*model.predict(stream.x_test), stream.y_test),
     }
 
 
-def toy_cells(settings: Settings) -> list[Cell]:
+def toy_cells(settings: Settings) -> Jobs:
     """Online regression, VFE and Power-EP, in order and shuffled."""
-    return [
-        Cell(
-            f"alpha {alpha:g}, {'iid' if iid else 'in order'}",
-            partial(toy, alpha, iid, settings.quick),
-        )
-        for alpha in (0.0, 0.5)
-        for iid in (False, True)
-    ]
+    pairs = list(product((0.0, 0.5), (False, True)))
+    names = [f"alpha {alpha:g}, {('in order', 'iid')[iid]}" for alpha, iid in pairs]
+    return cells(names, [partial(toy, *pair, settings.quick) for pair in pairs])
 
 
 # --------------------------------------------------------------------------- alpha
@@ -111,36 +111,27 @@ ALPHAS = (0.0, 0.01, 0.1, 0.5, 0.8, 1.0)
 
 
 def alpha(alpha: float, share_noise: bool, split: int, quick: bool) -> Row:
-    """The pseudo-periodic stream with one alpha on one split of the data."""
-    size = {"first": 200, "batch": 100, "num_batches": 4, "thin": 5, "max_test": 500}
-    stream = streams.pseudo_periodic(
-        **(size if quick else {"first": 1000, "batch": 500}), split=split
-    )
-    method = PaperForm(
-        1,
-        num_inducing=30 if quick else 100,
-        alpha=alpha,
-        share_noise=share_noise,
-        **(FEW_STEPS if quick else {}),
-    )
-    row = trace(method, stream)
-    z = method.model.summary.inducing_points.flatten().sort().values
-    return {**row, "alpha": alpha, "z": z.tolist()}
-
-
-def alpha_cells(settings: Settings) -> list[Cell]:
-    """Alphas x random halves of the pseudo-periodic series.
+    """The pseudo-periodic stream with one alpha on one split of the data.
 
     The past is kept in the paper's form throughout; noise shared by all data, the
     default where alpha is 0, comes on top.
     """
-    splits = num_seeds("alpha", settings)
+    stream = streams.pseudo_periodic(batch=500, split=split)
+    stream, size = (runner.small(stream), 30) if quick else (stream, 100)
+    few = FEW_STEPS if quick else {}
+    method = PaperForm(1, size, alpha=alpha, share_noise=share_noise, **few)
+    row = runner.traced(method, stream)
+    z = method.model.points.flatten().sort().values
+    return {**row, "alpha": alpha, "z": z.tolist()}
+
+
+def alpha_cells(settings: Settings) -> Jobs:
+    """Alphas x random halves of the pseudo-periodic series."""
     forms = [(f"{a:g}", a, False) for a in ALPHAS] + [("0, shared noise", 0.0, True)]
-    return [
-        Cell(f"{name}; split {k}", partial(alpha, value, share, k, settings.quick))
-        for name, value, share in forms
-        for k in range(splits)
-    ]
+    keys = list(product(forms, range(settings.repetitions(4, 1))))
+    names = [f"{form[0]}; split {k}" for form, k in keys]
+    runs = [partial(alpha, *form[1:], k, settings.quick) for form, k in keys]
+    return cells(names, runs)
 
 
 # ----------------------------------------------------------------- hyperparameters
@@ -151,11 +142,11 @@ LENGTHSCALES = (0.5, 0.8)
 
 def gp_series(lengthscale: float, seed: int, num: int) -> tuple[Tensor, Tensor]:
     """``num`` sorted inputs on [0, 10] and a draw from a GP at them, with noise."""
-    generator = torch.Generator().manual_seed(seed)
-    x = 10 * torch.rand(num, 1, generator=generator, dtype=torch.float64).sort(0).values
+    gen = generator(seed)
+    x = 10 * torch.rand(num, 1, generator=gen, dtype=torch.float64).sort(0).values
     K = torch.exp(-0.5 * ((x - x.mT) / lengthscale) ** 2)
     values, vectors = torch.linalg.eigh(K)
-    white = torch.randn(2, num, generator=generator, dtype=torch.float64)
+    white = torch.randn(2, num, generator=gen, dtype=torch.float64)
     f = vectors @ (values.clamp_min(0).sqrt() * white[0])
     return x, f + NOISE * white[1]
 
@@ -165,8 +156,7 @@ def hyperparameters(
 ) -> Row:
     """Learned lengthscales, batch after batch; scale and noise are known.
 
-    Without a number of inducing points, the full GP on all data so far: inducing
-    points at the data make the bound the log marginal likelihood.
+    Without a number of inducing points, the full GP on all data so far.
     """
     num, batches, few = (60, 3, FEW_STEPS) if quick else (300, 10, {})
     x, y = gp_series(lengthscale, seed, num)
@@ -183,33 +173,21 @@ def hyperparameters(
         if num_inducing is None:
             seen = slice(0, int(part[-1]) + 1)
             model.reset()  # what was learned stays, data come again
-            model.update(
-                x[seen],
-                y[seen],
-                inducing_points=x[seen],
-                learn_inducing_points=False,
-                **few,
-            )
+            model.update(x[seen], y[seen], learn=True, **few)
         else:
-            with small_budget():
-                model.update(x[part], y[part], **few)
+            model.update(x[part], y[part], learn=True, **few)
         learned.append(kernel.base_kernel.lengthscale.item())
     return {"lengthscale": lengthscale, "M": num_inducing, "learned": learned}
 
 
-def hyperparameters_cells(settings: Settings) -> list[Cell]:
+def hyperparameters_cells(settings: Settings) -> Jobs:
     """Lengthscales x sizes x draws."""
-    seeds = num_seeds("hyperparameters", settings)
     sizes = (10, None) if settings.quick else (10, 20, 40, 80, None)
-    return [
-        Cell(
-            f"lengthscale {length:g}; {f'M={m}' if m else 'full GP'}; draw {seed}",
-            partial(hyperparameters, length, m, seed, settings.quick),
-        )
-        for length in LENGTHSCALES
-        for m in sizes
-        for seed in range(seeds)
-    ]
+    draws = range(settings.repetitions(10, 2))
+    keys = list(product(LENGTHSCALES, sizes, draws))
+    names = [f"lengthscale {a:g}; M={m or 'all'}; draw {k}" for a, m, k in keys]
+    runs = [partial(hyperparameters, *key, settings.quick) for key in keys]
+    return cells(names, runs)
 
 
 # -------------------------------------------------------------------------- banana
@@ -234,35 +212,25 @@ def banana(order: str, seed: int, batches: int, quick: bool, drawn: bool) -> Row
             # A small number keeps its sign, and the line between classes depends on
             # no more.
             panels[-1]["mean"] = rounded(latent.tolist(), digits=3)
-            panels[-1]["z"] = model.summary.inducing_points.tolist()
+            panels[-1]["z"] = model.points.tolist()
     return {"errors": errors, "span": span.tolist(), "panels": panels}
 
 
 DRAWN = ("left_to_right", "random 0", "one batch")
 
 
-def banana_cells(settings: Settings) -> list[Cell]:
+def banana_cells(settings: Settings) -> Jobs:
     """Orders of arrival, and all data in one batch."""
-    seeds, num = num_seeds("banana", settings), 2 if settings.quick else 10
-    runs = [(order, order, 0, num) for order in ("left_to_right", "right_to_left")]
-    runs += [(f"random {seed}", "random", seed, num) for seed in range(seeds)]
-    return [
-        Cell(name, partial(banana, order, seed, size, settings.quick, name in DRAWN))
-        for name, order, seed, size in [*runs, ("one batch", "random", 0, 1)]
-    ]
+    quick, num = settings.quick, 2 if settings.quick else 10
+    keys = [(order, order, 0, num) for order in ("left_to_right", "right_to_left")]
+    seeds = range(settings.repetitions(5, 1))
+    keys += [(f"random {seed}", "random", seed, num) for seed in seeds]
+    keys += [("one batch", "random", 0, 1)]
+    runs = [partial(banana, *key[1:], quick, key[0] in DRAWN) for key in keys]
+    return cells([key[0] for key in keys], runs)
 
 
 # --------------------------------------------------------------------- equivalence
-
-
-def exact_log_evidence(model: StreamingGP, x: Tensor, y: Tensor) -> float:
-    """log N(y; m, K + noise), the textbook formula."""
-    with torch.no_grad():
-        K = model.covar_module(x).to_dense() + model.likelihood.noise * torch.eye(
-            len(y), dtype=y.dtype
-        )
-        prior = torch.distributions.MultivariateNormal(model.mean_module(x), K)
-        return prior.log_prob(y).item()
 
 
 def equivalence(at_data: bool) -> Row:
@@ -274,8 +242,10 @@ def equivalence(at_data: bool) -> Row:
     """
     stream = streams.growing_range(3, 30, seed=3, num_test=1)
     x, y = stream.x_train, stream.y_train
-    learned = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=len(y)).double()
-    learned.update(x, y)
+    # Its points are all data, or a few that are named at every update.
+    size = len(y) if at_data else 8
+    learned = at_once(ScaleKernel(RBFKernel()), size)
+    learned.update(x, y, learn=True)
     fixed = torch.linspace(x.min().item(), x.max().item(), 8, dtype=x.dtype)
     grid = torch.linspace(-0.5, x.max().item() + 0.5, 200, dtype=x.dtype)
     grid = grid.unsqueeze(-1)
@@ -294,13 +264,15 @@ def equivalence(at_data: bool) -> Row:
         panel = {
             "x": x[:seen].flatten().tolist(),
             "y": y[:seen].tolist(),
-            "z": z.flatten().tolist(),
             "online_bound": total,
             **_curve("online", online, grid),
         }
         if at_data:
-            panel["batch_bound"] = exact_log_evidence(learned, x[:seen], y[:seen])
-            panel |= _exact_curve(learned, x[:seen], y[:seen], grid)
+            exact = Exact(x[:seen], y[:seen], learned.covar_module, learned)
+            with torch.no_grad(), dense():
+                prior = exact.likelihood(exact(x[:seen]))
+                panel["batch_bound"] = prior.log_prob(y[:seen]).item()
+                panel |= _curve("batch", exact.eval(), grid)
         else:
             batch = fresh()
             whole = batch.update(x[:seen], y[:seen], num_steps=0, inducing_points=z)
@@ -310,7 +282,7 @@ def equivalence(at_data: bool) -> Row:
     return {"grid": grid.flatten().tolist(), "panels": panels}
 
 
-def _curve(name: str, model: StreamingGP, grid: Tensor) -> Row:
+def _curve(name: str, model: StreamingGP | Exact, grid: Tensor) -> Row:
     latent = model(grid)
     return {
         f"{name}_mean": latent.mean.tolist(),
@@ -318,62 +290,63 @@ def _curve(name: str, model: StreamingGP, grid: Tensor) -> Row:
     }
 
 
-@torch.no_grad()
-def _exact_curve(model: StreamingGP, x: Tensor, y: Tensor, grid: Tensor) -> Row:
-    """Mean and deviation of the exact posterior of the function."""
-    kernel, mean = model.covar_module, model.mean_module
-    noise = model.likelihood.noise * torch.eye(len(y), dtype=y.dtype)
-    L = torch.linalg.cholesky(kernel(x).to_dense() + noise)
-    A = torch.linalg.solve_triangular(L, kernel(x, grid).to_dense(), upper=False)
-    r = torch.linalg.solve_triangular(L, (y - mean(x)).unsqueeze(-1), upper=False)
-    variance = kernel(grid).to_dense().diagonal() - A.square().sum(0)
+def equivalence_cells(settings: Settings) -> Jobs:
+    """Streaming = batch VFE, and = exact GP."""
+    del settings  # small as it is
+    names = ("fixed inducing points", "inducing points at the data")
+    return cells(names, [partial(equivalence, False), partial(equivalence, True)])
+
+
+# -------------------------------------------------- accuracy against running time
+
+METHODS = (OURS, TWICE, PAPER, runner.WINDOWED, BATCH)
+MOST_SVI = 400  # inducing points, to save time
+
+
+def compared(
+    settings: Settings, names: list[str], batches: list[int], sizes: list[int]
+) -> Jobs:
+    """Every method where it makes a difference: a full GP has no inducing points."""
+    on = runner.Setting(settings.data_dir, Budget(), settings.quick, trace=True)
+    few = [m for m in sizes if m <= MOST_SVI]
     return {
-        "batch_mean": (mean(grid) + (A.mT @ r).squeeze(-1)).tolist(),
-        "batch_std": variance.clamp_min(0).sqrt().tolist(),
+        **runner.jobs(on, names, METHODS, sizes, batches),
+        **runner.jobs(on, names, [runner.WINDOW], [0], batches),
+        **runner.jobs(on, names, [f"SVI {rate:g}" for rate in RATES], few, batches),
     }
 
 
-def equivalence_cells(settings: Settings) -> list[Cell]:
-    """Streaming = batch VFE, and = exact GP."""
-    del settings  # small as it is
-    return [
-        Cell("fixed inducing points", partial(equivalence, False)),
-        Cell("inducing points at the data", partial(equivalence, True)),
-    ]
+def timeseries_cells(settings: Settings) -> Jobs:
+    """Both series, both sizes of batches, both numbers of inducing points."""
+    batches, sizes = ([100], [20]) if settings.quick else ([300, 500], [100, 200])
+    return compared(settings, ["pseudo-periodic", "audio"], batches, sizes)
 
 
-EXPERIMENTS: dict[str, Callable[[Settings], list[Cell]]] = {
+def terrain_cells(settings: Settings) -> Jobs:
+    """Heights in two dimensions, row by row."""
+    batches, sizes = ([200], [30]) if settings.quick else ([750, 1000], [400, 600])
+    name = "terrain OS" if settings.data_dir else "terrain"
+    return compared(settings, [name], batches, sizes)
+
+
+EXPERIMENTS: dict[str, Callable[[Settings], Jobs]] = {
     "toy": toy_cells,
     "alpha": alpha_cells,
     "hyperparameters": hyperparameters_cells,
     "timeseries": timeseries_cells,
     "terrain": terrain_cells,
-    "memory": memory_cells,
     "banana": banana_cells,
     "equivalence": equivalence_cells,
 }
-# Memory is measured one process at a time, and a new one for each cell.
-ALONE = ("memory",)
-ON_TERRAIN = ("terrain", "memory")
+COMPARED = ("timeseries", "terrain")
 
 
-def conditions(name: str, settings: Settings) -> Row:
-    """What the cells of an experiment depend on besides their names.
+def names_of(experiment: str) -> tuple[str, ...]:
+    """The columns that name a row."""
+    return NAMES if experiment in COMPARED else ("cell",)
 
-    Args:
-        name: The experiment.
-        settings: How it is run.
 
-    Returns:
-        As JSON holds it: whether versions are tiny, and as far as they matter the
-        repetitions, the budget, and a checksum of the tile.
-    """
-    kept: Row = {"quick": settings.quick}
-    if name in SEEDS:
-        kept["seeds"] = num_seeds(name, settings)
-    if name in BUDGETS:
-        kept["budget"] = budget_of(name, settings.quick)._asdict()
-    if name in ON_TERRAIN:
-        tile = settings.data_dir and streams.tile_file(settings.data_dir)
-        kept["tile"] = tile and hashlib.sha256(tile.read_bytes()).hexdigest()[:16]
-    return kept
+def conditions(experiment: str, settings: Settings) -> dict[str, Any]:
+    """What rows depend on besides their names."""
+    budget = {"budget": Budget()._asdict()} if experiment in COMPARED else {}
+    return {"quick": settings.quick, **budget}

@@ -1,13 +1,14 @@
-"""Streams that are hard for a small memory: few points, periods, labels, networks."""
+"""Streams that are hard for a small memory: few points, periods, labels."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel, PeriodicKernel, RBFKernel, ScaleKernel
-from torch import Tensor, nn
+from gpytorch.module import Module
+from torch import Tensor
 
 from workbench import streams
 
@@ -87,6 +88,31 @@ def small_data(case: Small, num: int | None = None) -> SmallData:
     return SmallData(batches, x_test, function(x_test))
 
 
+# -------------------------------------------------------------------- young models
+
+
+# Lengthscale where there is one input, and noise; the function has 1.
+KINDS = {"smooth": (1, 0.1), "rough": (0.3, 0.1), "noisy": (1, 1), "clean": (1, 1e-3)}
+
+
+class Young(NamedTuple):
+    """Few data of one of several kinds, of 1 to 6 inputs."""
+
+    kind: str
+    x: Tensor
+    y: Tensor
+
+
+def young_data(seed: int, num: int) -> Young:
+    """Kinds in turn, then sorted by the first input or not, then more inputs."""
+    kind, dims = [*KINDS][seed % 4], 1 + seed // 8 % 6
+    (length, noise), gen = KINDS[kind], torch.Generator().manual_seed(seed)
+    x = 4 * torch.rand(num, dims, generator=gen, dtype=torch.float64)
+    x = x[x[:, 0].argsort()] if seed // 4 % 2 else x
+    f = streams.gp_draw(gen, dims, length * math.sqrt(dims))(x)
+    return Young(kind, x, 7 + 3 * streams.with_noise(f, noise, gen))
+
+
 # -------------------------------------------------------------------------- periods
 
 
@@ -151,6 +177,16 @@ def series_starts(case: Series) -> list[Kernel]:
     return [plain, sharp]
 
 
+def start_anywhere(model: Module, seed: int) -> None:
+    """All hyperparameters but the periods, ``exp(0.7 N(0, 1))`` times as large."""
+    gen = torch.Generator().manual_seed(seed)
+    for name, raw, constraint in model.named_parameters_and_constraints():
+        if constraint is not None and "period" not in name:
+            factor = torch.randn(raw.shape, generator=gen).mul(0.7).exp()
+            value = constraint.transform(raw.detach()) * factor
+            raw.data.copy_(constraint.inverse_transform(value))
+
+
 # --------------------------------------------------------------------------- labels
 
 
@@ -175,42 +211,12 @@ def banana_batches(order: str, seed: int) -> tuple[list, Tensor, Tensor]:
     return batches, stream.x_test, stream.y_test
 
 
-# --------------------------------------------------------------------- deep kernels
+def digits_batches(num: int = 1_000) -> tuple[list, Tensor, Tensor]:
+    """Digits of scikit-learn, one class after the other, test images and labels."""
+    from sklearn.datasets import load_digits
 
-
-DEEP_INPUTS, DEEP_DATA, DEEP_TEST = 8, 2_000, 1_000
-
-
-class DeepKernel(Kernel):
-    """A kernel of the features that a network makes of the inputs."""
-
-    def __init__(self, network: nn.Module, base_kernel: Kernel) -> None:
-        super().__init__()
-        self.network, self.base_kernel = network, base_kernel
-
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
-        """The base kernel at the features."""
-        features = self.network(x1), self.network(x2)
-        return self.base_kernel.forward(*features, diag=diag, **params)
-
-
-def deep_kernel(seed: int) -> Kernel:
-    """Eight inputs, 32 units, two features, a smooth kernel; weights by the seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = nn.Sequential(nn.Linear(DEEP_INPUTS, 32), nn.Tanh(), nn.Linear(32, 2))
-    return ScaleKernel(DeepKernel(network, RBFKernel())).double()
-
-
-def deep_data(seed: int, num: int = DEEP_DATA) -> tuple[Tensor, ...]:
-    """Training inputs and targets, test inputs and the function there.
-
-    The function has two curved directions in eight inputs, which no kernel with a
-    lengthscale per input can see.
-    """
-    gen = torch.Generator().manual_seed(seed)
-    x = torch.randn(num + DEEP_TEST, DEEP_INPUTS, generator=gen, dtype=torch.float64)
-    w = torch.randn(DEEP_INPUTS, 3, generator=gen, dtype=torch.float64)
-    u = x @ (w / w.norm(dim=0))  # (n, 3)
-    f = torch.sin(2 * u[:, 0] + u[:, 1]) + torch.tanh(u[:, 2] * u[:, 0])
-    return x[:num], observed(f[:num], gen), x[num:], f[num:]
+    pixels, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    x, y = torch.tensor(pixels / 16)[order], torch.tensor(labels)[order]
+    parts = [(y[:num] == label).nonzero()[:, 0] for label in range(10)]
+    return [(x[part], y[part]) for part in parts], x[1_000:], y[1_000:]

@@ -1,51 +1,39 @@
-"""Tables on likelihoods that are not Gaussian.
-
-    python scripts/likelihoods.py speed    # sites against uncollapsed Adam steps
-    python scripts/likelihoods.py digits   # ten classes, one after the other
-    python scripts/likelihoods.py robust   # counts, and regression with outliers
-
-Every number is measured in the run that prints it. For the paper's table of the banana
-data, run ``scripts/reproduce.py banana``.
-"""
+"""Models of labels and counts, and data of them, for experiments and tests."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
-    GaussianLikelihood,
     Likelihood,
-    PoissonLikelihood,
     SoftmaxLikelihood,
-    StudentTLikelihood,
 )
-from gpytorch.means import ZeroMean
-from gpytorch.mlls import VariationalELBO
 from torch import Tensor
 
 from torch_ssgp import StreamingGP
-from workbench.common import new_parser
-from workbench.running import Batches, wrong_labels
-from workbench.streams import banana
-from workbench.uncollapsed import SVGP
+
+Batches = Iterable[tuple[Tensor, Tensor]]
 
 # ------------------------------------------------------------------ classification
 
 
-def binary_model(num_inducing: int, memory_size: int | None = None) -> StreamingGP:
+def binary_model(num_inducing: int) -> StreamingGP:
     """A model of labels 0 and 1 on one smooth function."""
+    likelihood = BernoulliLikelihood()
     return StreamingGP(
-        ScaleKernel(RBFKernel()),
-        BernoulliLikelihood(),
-        num_inducing=num_inducing,
-        memory_size=memory_size,
+        ScaleKernel(RBFKernel()), likelihood, num_inducing=num_inducing
     ).double()
+
+
+@torch.no_grad()
+def wrong_labels(model: StreamingGP, x: Tensor, y: Tensor) -> float:
+    """Share of labels 0 and 1 that the sign of the latent mean gets wrong."""
+    mean = torch.cat([model(part).mean for part in x.split(1_000)])
+    return (mean.gt(0) != y.gt(0.5)).double().mean().item()
 
 
 def binary_errors(
@@ -57,70 +45,6 @@ def binary_errors(
         model.update(x, y)
         errors.append(wrong_labels(model, x_test, y_test))
     return errors
-
-
-def _kernel() -> ScaleKernel:
-    kernel = ScaleKernel(RBFKernel())
-    kernel.outputscale, kernel.base_kernel.lengthscale = 1.0, 0.7
-    return kernel.double()
-
-
-def svgp_elbo(
-    x: Tensor, y: Tensor, z: Tensor, num_steps: int, lr: float
-) -> tuple[float, float]:
-    """Best ELBO of uncollapsed Adam steps, and their seconds."""
-    prior = SimpleNamespace(
-        mean_module=ZeroMean(),
-        covar_module=_kernel(),
-        likelihood=BernoulliLikelihood(),
-    )
-    model = SVGP(z.clone(), prior)
-    mll = VariationalELBO(model.likelihood, model, num_data=len(y))
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    best, start = -np.inf, time.perf_counter()
-    for _ in range(num_steps):
-        optimizer.zero_grad()
-        loss = -mll(model(x), y)
-        loss.backward()
-        best = max(best, -loss.item() * len(y))
-        optimizer.step()
-    return best, time.perf_counter() - start
-
-
-def sites_until(
-    x: Tensor, y: Tensor, z: Tensor, target: float, optimizer: str = "adam"
-) -> tuple[float, float, int]:
-    """Bound, seconds and steps of the cheapest budget of steps that reaches a bound."""
-    for num_steps in (5, 10, 15, 20, 30, 40, 60, 80, 120, 200):
-        model = StreamingGP(_kernel(), BernoulliLikelihood(), num_inducing=len(z))
-        result = model.double().update(
-            x, y, inducing_points=z, num_steps=num_steps, optimizer=optimizer, lr=0.1
-        )
-        if float(result.bound) >= target:
-            break
-    return float(result.bound), result.seconds, result.num_steps
-
-
-def table_speed(num_inducing: int = 30) -> float:
-    """Seconds to the ELBO of 500 uncollapsed Adam steps, banana in one batch."""
-    stream = banana("random")
-    x, y = stream.x_train, stream.y_train
-    z = x[:num_inducing]
-    rates = (0.01, 0.03, 0.1)
-    runs = [svgp_elbo(x, y, z, 500, lr) for lr in rates]
-    elbo, seconds = max(runs)
-    print(f"banana in one batch, M = {num_inducing}, the same kernel to start from")
-    for lr, (value, spent) in zip(rates, runs, strict=True):
-        print(f"500 uncollapsed Adam steps, lr {lr:4.2f} {value:10.2f} {spent:8.2f} s")
-    ratio = np.inf
-    for optimizer in ("adam", "lbfgs"):
-        bound, spent, steps = sites_until(x, y, z, elbo, optimizer)
-        print(
-            f"{steps:3d} steps with sites, {optimizer:14s} {bound:10.2f} {spent:8.2f} s"
-            f"   {spent / seconds:.2f} of the time"
-        )
-        ratio = min(ratio, spent / seconds) if bound >= elbo else ratio
-    return ratio
 
 
 # ------------------------------------------------------------------------- classes
@@ -137,15 +61,12 @@ def digits(num_train: int = 1000, seed: int = 0) -> tuple[Tensor, ...]:
     return x[train], y[train], x[test], y[test]
 
 
-def digits_model(
-    num_classes: int, num_inducing: int, memory_size: int | None = None
-) -> StreamingGP:
+def digits_model(num_classes: int, num_inducing: int) -> StreamingGP:
     """One function per class, with one kernel for all."""
     return StreamingGP(
         ScaleKernel(RBFKernel()),
         SoftmaxLikelihood(num_classes=num_classes, mixing_weights=False),
         num_inducing=num_inducing,
-        memory_size=memory_size,
         batch_shape=torch.Size([num_classes]),
     ).double()
 
@@ -155,24 +76,6 @@ def class_accuracies(model: StreamingGP, x: Tensor, y: Tensor) -> tuple[float, f
     with torch.no_grad():
         right = model(x).mean.argmax(0) == y
     return right.double().mean().item(), right[y == 0].double().mean().item()
-
-
-def table_digits(num_inducing: int = 100, num_steps: int = 30) -> None:
-    """Digits streamed class by class, beside the batch model."""
-    x, y, x_test, y_test = digits()
-    options = {"num_steps": num_steps, "learn_inducing_points": False}
-    print(f"digits, all zeros, then all ones, ...; M = {num_inducing} per class")
-    print("after class  accuracy  accuracy on zeros  seconds")
-    model = digits_model(10, num_inducing)
-    for label in range(10):
-        result = model.update(x[y == label], y[y == label], **options)
-        every, first = class_accuracies(model, x_test, y_test)
-        row = f"{label:11d} {every:9.3f} {first:18.3f} {result.seconds:8.1f}"
-        print(row, flush=True)
-    model = digits_model(10, num_inducing)
-    result = model.update(x, y, **options)
-    every, first = class_accuracies(model, x_test, y_test)
-    print(f"{'one batch':>11s} {every:9.3f} {first:18.3f} {result.seconds:8.1f}")
 
 
 # ------------------------------------------------------------ counts and outliers
@@ -227,38 +130,3 @@ def stream_and_batch(
             model.update(x[part], y[part], num_steps=100 if batches > 1 else 300)
         results.append(held_out(model, x[1::2], y[1::2]))
     return results[0], results[1]
-
-
-def table_robust() -> None:
-    """Held-out log densities of streams beside batch models."""
-    print("held-out log density   stream    batch   difference")
-    for name, make, data in (
-        ("counts, Poisson", PoissonLikelihood, counts),
-        ("outliers, StudentT", StudentTLikelihood, outliers),
-        ("outliers, Gaussian", GaussianLikelihood, outliers),
-    ):
-        stream, batch = stream_and_batch(make, *data())
-        difference = 100 * (stream - batch) / abs(batch)
-        row = f"{name:20s} {stream:8.4f} {batch:8.4f} {difference:+10.2f} %"
-        print(row, flush=True)
-
-
-TABLES = {
-    "speed": table_speed,
-    "digits": table_digits,
-    "robust": table_robust,
-}
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Print the tables that were asked for."""
-    parser = new_parser(__doc__)
-    parser.add_argument("tables", nargs="*", metavar=f"{{{','.join(TABLES)}}}")
-    names = parser.parse_args(arguments).tables or list(TABLES)
-    if unknown := set(names) - set(TABLES):
-        parser.error(f"no table {sorted(unknown)}; there are {list(TABLES)}")
-    torch.set_num_threads(1)
-    for name in names:
-        start = time.perf_counter()
-        TABLES[name]()
-        print(f"({time.perf_counter() - start:.0f} s)\n")

@@ -14,8 +14,13 @@ before.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,11 +28,14 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
+from torch_ssgp.exceptions import StreamingGPWarning
+
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 Jobs = Mapping[Any, Callable[[], Row]]  # from the names of a row to what makes it
 
 LIBRARY = "torch_ssgp"
+PACKAGES = (LIBRARY, "torch", "gpytorch", "river", "botorch")
 DIGITS = 6
 
 
@@ -45,8 +53,7 @@ def header(*, others: Sequence[str] = (), **settings: Any) -> Row:
         others: Packages whose version matters as well.
         settings: Whatever else the rows depend on.
     """
-    packages = (LIBRARY, "torch", "gpytorch", *others)
-    versions = {name: version(name) for name in packages}
+    versions = {name: version(name) for name in (*PACKAGES[:3], *others)}
     return {**versions, "threads": torch.get_num_threads(), **settings}
 
 
@@ -114,11 +121,7 @@ class Table:
     """
 
     def __init__(
-        self,
-        path: Path,
-        names: Sequence[str],
-        header: Row,
-        digits: int | None = None,
+        self, path: Path, names: Sequence[str], header: Row, digits: int | None = None
     ) -> None:
         self.path, self.names, self.header = path, tuple(names), header
         self.digits = digits or DIGITS
@@ -145,16 +148,87 @@ class Table:
     def _write(self, rows: Iterable[Row]) -> None:
         write(self.path, self.header, rows, digits=self.digits)
 
-    def run(self, jobs: Jobs, *, again: bool = False) -> list[Row]:
-        """All rows, after those that were missing were made, one after the other.
+    def run(self, jobs: Jobs, *, again: bool = False, workers: int = 1) -> list[Row]:
+        """All rows, after those that were missing were made.
+
+        Rows of another version are made again, references apart. A row also has the
+        seconds of the processor that it ``took``.
 
         Args:
-            jobs: What makes the rows.
+            jobs: What makes the rows; partials of functions at the top of a module, if
+                there are several workers.
             again: Whether to replace rows that are there.
+            workers: Processes, each on one thread.
         """
-        done = {} if again else self.rows()
-        bar = tqdm([key for key in jobs if tuple(key) not in done], desc="rows")
-        for key in bar:
-            bar.set_description(", ".join(map(str, key)))
-            self.add({**dict(zip(self.names, key, strict=True)), **jobs[key]()})
+        self.check_settings()
+        done = set() if again else {k for k, r in self.rows().items() if self.stays(r)}
+        missing = [key for key in jobs if tuple(key) not in done]
+        bar = tqdm(total=len(missing), desc="rows", disable=None)
+        if workers == 1:
+            made = ((key, timed(jobs[key])) for key in missing)
+        else:
+            made = side_by_side({key: jobs[key] for key in missing}, workers)
+        for key, row in made:
+            self.add({**dict(zip(self.names, key, strict=True)), **row})
+            bar.set_postfix_str(", ".join(map(str, key)), refresh=False)
+            bar.update()
+        bar.close()
         return list(self.rows().values())
+
+    def stays(self, row: Row) -> bool:
+        """Whether a row need not be made again."""
+        current = row.get("version") == self.header[LIBRARY]
+        return current or not APART.isdisjoint(map(str, row.values()))
+
+    def check_settings(self) -> None:
+        """End with a message where rows of this version have other settings."""
+        if not self.path.exists():
+            return
+        before = read(self.path).header
+        names = {*before, *self.header} - {*PACKAGES, "threads"}
+        differ = [
+            f"{name} was {before.get(name)}, is {self.header.get(name)}"
+            for name in sorted(names)
+            if before.get(name) != json.loads(json.dumps(self.header.get(name)))
+        ]
+        if differ and before[LIBRARY] == self.header[LIBRARY]:
+            raise SystemExit(
+                f"{self.path} was written with other settings: {'; '.join(differ)}. "
+                "Delete it, or choose another place with --out."
+            )
+        if differ:  # another version, and not even its references can be compared
+            self._write([])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Budgets are small on purpose here: our own warnings say nothing new."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StreamingGPWarning)
+        yield
+
+
+def timed(job: Callable[[], Row]) -> Row:
+    """A row, and the seconds of the processor that it took."""
+    start = time.process_time()
+    with quiet():
+        row = job()
+    return {**row, "took": time.process_time() - start}
+
+
+def _alone(job: Callable[[], Row]) -> Row:
+    torch.set_num_threads(1)
+    return timed(job)
+
+
+def side_by_side(jobs: Jobs, workers: int) -> Iterator[tuple[Any, Row]]:
+    """Rows as they come from so many processes."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        waiting = {pool.submit(_alone, job): key for key, job in jobs.items()}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

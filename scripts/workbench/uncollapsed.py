@@ -1,22 +1,19 @@
-"""Baselines with an explicit variational distribution: SVI and online conditioning."""
+"""Baselines with an explicit variational distribution, by gradient steps."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
 from types import SimpleNamespace
 
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.utils.memoize import add_to_cache, get_from_cache
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor, nn
 
 from torch_ssgp.modules import gram
-from workbench.baselines import Baseline, Prior, Streaming
-from workbench.exact import dense
+from workbench.baselines import Baseline, Prior
 
 BREAKDOWNS = (NanError, NotPSDError, torch.linalg.LinAlgError)
 
@@ -134,23 +131,16 @@ class SVI(Baseline):
         return copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
 
 
-class OnlineConditioning(Baseline):
-    """GPyTorch's online variational conditioning, ``get_fantasy_model``.
-
-    A sparse variational model of the first batch becomes pseudo-data of an exact
-    model, to which every later point is added: hyperparameters stay, memory grows.
-    The first batch is learned as :class:`Streaming` learns it, and q is the best one,
-    which gradient steps only come near: where they leave it wider than the prior,
-    pseudo-data have a negative variance.
+class Minibatches(Baseline):
+    """Stochastic variational inference as it is meant: minibatches of all data.
 
     Args:
         num_dims: Number of inputs.
-        num_inducing: Largest number of inducing points of the first batch.
-        first_steps: Steps on the first batch.
-        max_points: Number of pseudo-data and data that it does not exceed.
-
-    Attributes:
-        failures: Why it does not learn any more.
+        num_inducing: Number of inducing points, which start at random data.
+        epochs: Passes over all data.
+        size: Data of a minibatch.
+        lr: Learning rate of Adam, which falls to a tenth.
+        seed: Of the order.
     """
 
     def __init__(
@@ -158,67 +148,41 @@ class OnlineConditioning(Baseline):
         num_dims: int,
         num_inducing: int,
         *,
-        first_steps: int = 100,
-        max_points: int = 3_000,
+        epochs: int = 30,
+        size: int = 256,
+        lr: float = 0.01,
+        seed: int = 0,
     ) -> None:
-        self.max_points = max_points
-        self.num_points = 0
-        self.failures: list[str] = []
-        self.first = Streaming(num_dims, num_inducing, num_steps=first_steps)
-        self.model = self.first.model
+        self.num_inducing, self.epochs = num_inducing, epochs
+        self.size, self.lr = size, lr
+        self.gen = torch.Generator().manual_seed(seed)
+        self.prior, self.num_data = Prior(num_dims), 0
 
     def update(self, x: Tensor, y: Tensor) -> None:
-        """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
-        if self.num_points == 0:
-            self.first.update(x, y)
-            z = self.first.model.summary.inducing_points
-            self.model = SVGP(z, self.first.model).eval()
-            self.model.set_best_distribution(x, y)
-            self.num_points = len(z)
-        elif not self.failures:
-            self._condition(x, y)
+        """Learn from all data, ``(n, d)`` and ``(n,)``; called once."""
+        self.num_data = len(y)
+        order = torch.randperm(len(y), generator=self.gen)
+        some = order[:1_000]
+        self.prior.initialize_from(x[some], y[some])
+        self.model = SVGP(x[order[: self.num_inducing]].clone(), self.prior)
+        self.model.set_best_distribution(x[some], y[some])
+        self.model.train()
+        bound = gpytorch.mlls.VariationalELBO(
+            self.model.likelihood, self.model, num_data=len(y)
+        )
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=self.lr)
+        steps = self.epochs * math.ceil(len(y) / self.size)
+        decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1 ** (1 / steps))
+        for _ in range(self.epochs):
+            order = torch.randperm(len(y), generator=self.gen)
+            for part in order.split(self.size):
+                optimizer.zero_grad()
+                (-bound(self.model(x[part]), y[part])).backward()
+                optimizer.step()
+                decay.step()
+        self.model.eval()
 
-    def _condition(self, x: Tensor, y: Tensor) -> None:
-        num_points = self.num_points + len(y)
-        if num_points > self.max_points:
-            self.failures.append(
-                f"{num_points:,} points: more than {self.max_points:,}"
-            )
-            return
-        try:
-            with torch.no_grad(), _cached():
-                model = self.model.get_fantasy_model(x, y)
-                _use_cached_mean(model)
-        except RuntimeError as error:  # whatever it raises is part of the result
-            self.failures.append(f"{type(error).__name__}: {error}")
-        else:
-            self.model, self.num_points = model, num_points
-
-    def _latent(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the function at ``x``."""
-        with _cached():
-            return super()._latent(x)
-
-
-@contextmanager
-def _cached() -> Iterator[None]:
-    """Dense algebra, and variances from the cache.
-
-    Without the cache GPyTorch gives pseudo-data the noise of the likelihood.
-    """
-    with dense(), gpytorch.settings.fast_pred_var():
-        yield
-
-
-def _use_cached_mean(model: gpytorch.models.ExactGP) -> None:
-    """Let predictions find the mean that conditioning computed.
-
-    GPyTorch 1.15 stores it without, and looks it up with, its policy for NaN; what it
-    computes instead gives pseudo-data the noise of the likelihood.
-    """
-    strategy = model.prediction_strategy
-    mean = get_from_cache(strategy, "mean_cache")
-    if not mean.isfinite().all():
-        raise NanError("the conditioned mean is not finite")
-    policy = gpytorch.settings.observation_nan_policy.value()
-    add_to_cache(strategy, "mean_cache", mean, policy)
+    def num_bytes(self) -> int:
+        """It keeps all data, to learn from them again."""
+        dims = self.model.variational_strategy.inducing_points.size(-1)
+        return super().num_bytes() + 8 * self.num_data * (1 + dims)

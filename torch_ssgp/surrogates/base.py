@@ -24,6 +24,7 @@ from gpytorch.models import GP
 from torch import Tensor
 
 from torch_ssgp.atomic import AtomicModule
+from torch_ssgp.exceptions import warn
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.surrogates import checks, outputs
 from torch_ssgp.surrogates.units import Moments
@@ -105,8 +106,12 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
 
     @property
     def inducing_points(self) -> Tensor:
-        """Inducing points ``(*batch, m, d)``, in the space of transformed inputs."""
-        return self.model.summary.inducing_points
+        """Points of the memory ``(*batch, r, d)``, in the space of transformed inputs.
+
+        They are the inputs seen until the memory was full, and points that stand for
+        them afterwards.
+        """
+        return self.model.points
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; transforms stay frozen in either."""
@@ -201,12 +206,13 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
         Y: Tensor,
         noise: Tensor | None = None,
         *,
-        add_inducing_points: bool = True,
+        add_inducing_points: bool | None = None,
     ) -> Self:
         """A new model that has also seen ``(X, Y)``; this one is untouched.
 
-        Conditioning is in closed form, for any number of fantasies at once. It is
-        differentiable in ``X`` and ``Y``. Hyperparameters and transforms do not change.
+        Conditioning is exact, in closed form, for any number of fantasies at once. It
+        is differentiable in ``X`` and ``Y``. Hyperparameters and transforms do not
+        change.
 
         Args:
             X: ``(batch_shape) x n x d`` inputs.
@@ -214,13 +220,18 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
             noise: Variances of ``Y``, in transformed units as everywhere in BoTorch.
                 The default is the noise of the likelihood, or its average so far if
                 noise is known.
-            add_inducing_points: Whether the inputs become inducing points, which makes
-                conditioning exact given the summary. Otherwise the number of inducing
-                points does not change, as in an update.
+            add_inducing_points: Deprecated: observations become rows of the memory.
 
         Returns:
             A model whose ``batch_shape`` is that of ``X`` and ``Y`` together.
         """
+        if add_inducing_points is not None:
+            warn(
+                "add_inducing_points is deprecated: observations become rows of the "
+                "memory, and conditioning is exact. Leave it out. For a model of "
+                "bounded size use update(X, Y, num_steps=0).",
+                DeprecationWarning,
+            )
         self._check_inputs(X)
         checks.check_outputs(X, Y, self.num_outputs)
         checks.check_finite(Y.detach(), "Y")
@@ -229,7 +240,7 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
         with self.model.locks.commit:
             if hasattr(self, "outcome_transform"):
                 Y, _ = self.outcome_transform(Y, X=X)
-            return self._condition(X, Y, noise, add_inducing_points)
+            return self._condition(X, Y, noise)
 
     def get_fantasy_model(
         self,
@@ -261,13 +272,7 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
                 None if noise is None else outputs.from_core(noise, m),
             )
 
-    def _condition(
-        self,
-        X: Tensor,
-        Y: Tensor,
-        noise: Tensor | None,
-        add_inducing_points: bool = True,
-    ) -> Self:
+    def _condition(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> Self:
         m, core = self.num_outputs, self.model
         if noise is not None:
             checks.check_variances(noise.detach(), "noise")
@@ -281,9 +286,6 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
             outputs.inputs_to_core(X, m),
             y,
             None if noise is None else outputs.to_core(noise, m),
-            inducing_points=(
-                None if add_inducing_points else self.inducing_points.to(X.dtype)
-            ),
         )
         return self._with_core(new)
 
@@ -298,10 +300,7 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
         if chosen == list(range(m)):
             return deepcopy(self)
         with self.model.locks.commit:
-            parameter_batch = self.average_noise.shape[:-1]
-            model = self._with_core(
-                outputs.select_outputs(self.model, parameter_batch, chosen, m)
-            )
+            model = self._with_core(outputs.select_outputs(self.model, chosen))
             if self.num_targets.ndim:
                 model.num_targets = self.num_targets[..., chosen]
             model.target_mean = self.target_mean[..., chosen]
@@ -321,7 +320,7 @@ class StreamingSurrogate(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
         keep_transforms: bool = True,
         assign: bool = False,
     ) -> Any:
-        """Load hyperparameters, memory, summary and transforms. Loading is atomic.
+        """Load hyperparameters, memory and transforms. Loading is atomic.
 
         Args:
             state_dict: The state of a model built with the same arguments; it may have

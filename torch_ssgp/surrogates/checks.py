@@ -8,7 +8,7 @@ from botorch.exceptions.errors import (
     InputDataError,
     UnsupportedError,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def check_tensor(value: Tensor, name: str) -> None:
@@ -27,6 +27,23 @@ def check_transform(value: object, name: str, expected: type) -> None:
             f"{name} is a {type(value).__name__}; expected a BoTorch "
             f"{expected.__name__} or None."
         )
+
+
+def check_is_fixed(transform: nn.Module | None) -> None:
+    """Refuse an input transform that is to be learned: the memory has its results."""
+    if transform is None:
+        return
+    for part in transform.modules():
+        own = part.named_parameters(recurse=False)
+        names = [name for name, parameter in own if parameter.requires_grad]
+        if names:
+            raise UnsupportedError(
+                f"input_transform has a {type(part).__name__} with parameters to learn "
+                f"({', '.join(names)}). A streaming model keeps its transforms: its "
+                "memory holds transformed inputs. Freeze it with "
+                "input_transform.requires_grad_(False), at values that you choose or "
+                "that a SingleTaskGP has learned from the first data."
+            )
 
 
 def check_inputs(

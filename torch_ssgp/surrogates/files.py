@@ -47,5 +47,5 @@ def _build(cls: Any, parts: dict[str, Any], content: dict[str, Any]) -> Any:
 
 
 LAYOUT = Layout(
-    {**persistence.SETTINGS, "num_dims": int}, MODULES, "model.summary.g", _build
+    {**persistence.SETTINGS, "num_dims": int}, MODULES, "model.memory.g", _build
 )

@@ -42,14 +42,12 @@ OPTIONS = tuple(field.name for field in fields(UpdateOptions))
 class SingleTaskStreamingGP(StreamingSurrogate):
     r"""A single-task BoTorch model that learns from evaluations as they arrive.
 
-    It starts with the data of its constructor; :meth:`update` adds more. As long as
-    there are no more data than inducing points, it equals BoTorch's exact
-    ``SingleTaskGP``. After that its cost stays constant. :meth:`update` trains the
-    hyperparameters. Without new data, :meth:`fit` or ``fit_gpytorch_mll`` does.
-
-    Hyperparameters are learned from the memory. It keeps evaluations as raw data while
-    it has room, and compresses them to ``memory_size`` points afterwards. The data of
-    the constructor are not compressed until hyperparameters have been learned once.
+    It starts with the data of its constructor; :meth:`update` adds more. Until there
+    are more than ``memory_size`` of them, it is BoTorch's exact ``SingleTaskGP``. Then
+    they are compressed onto ``num_inducing`` points, and its cost stays constant.
+    :meth:`update` trains the hyperparameters. Without new data, :meth:`fit` or
+    ``fit_gpytorch_mll`` does. The data of the constructor are not compressed until
+    hyperparameters have been learned once.
 
     Transforms are learned from the first data and then frozen, because the memory is
     in their units. :meth:`restandardize` changes these units exactly.
@@ -65,16 +63,16 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         covar_module: A kernel; by default BoTorch's RBF kernel with dimension-scaled
             priors.
         mean_module: A mean; constant by default.
-        num_inducing: Largest number of inducing points.
+        num_inducing: Number of points that a compression leaves.
         outcome_transform: ``Standardize`` by default, ``None`` for none.
         input_transform: Pass ``bounds`` to ``Normalize`` if later inputs lie outside
-            the range of ``train_X``.
-        inducing_policy: Chooses inducing points. The default ``GreedyInformation``
-            keeps the model exact as long as ``num_inducing`` is large enough.
+            the range of ``train_X``. Freeze one with parameters of its own, such as
+            ``Warp``: it is not learned.
+        inducing_policy: Chooses these points; ``GreedyInformation`` by default.
         alpha: 0 for the variational bound, up to 1 for Power-EP.
         share_noise: Whether one noise is learned from all data seen.
-        memory_size: Number of points of the memory; twice ``num_inducing`` by default.
-            The cost of posteriors and fantasies does not depend on it.
+        memory_size: Largest number of rows; one and a half times ``num_inducing`` by
+            default.
 
     Example:
         >>> import torch
@@ -113,6 +111,7 @@ class SingleTaskStreamingGP(StreamingSurrogate):
             outcome_transform = Standardize(m=m, batch_shape=batch_shape)
         checks.check_transform(outcome_transform, "outcome_transform", OutcomeTransform)
         checks.check_transform(input_transform, "input_transform", InputTransform)
+        checks.check_is_fixed(input_transform)
         X, Y, Yvar = train_X, train_Y, train_Yvar
         with torch.no_grad():
             if input_transform is not None:
@@ -159,16 +158,12 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         self._begin(train_X, train_Y, train_Yvar)
 
     def _begin(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-        """Take the first data, before hyperparameters are learned.
-
-        Nothing is compressed yet, and there is no loss to warn about.
-        """
+        """Take the first data, uncompressed until hyperparameters are learned."""
         core = self.model
-        memory_size, warned = core.memory_size, core.warned
+        memory_size = core.memory_size
         core.memory_size = max(memory_size, core.num_inducing + 1, X.size(-2))
-        core.warned = frozenset({"points", "memory", "flattened"})
         self._absorb(X, Y, Yvar, UpdateOptions(num_steps=0))
-        core.memory_size, core.warned = memory_size, warned
+        core.memory_size = memory_size
 
     @classmethod
     def construct_inputs(
@@ -182,8 +177,8 @@ class SingleTaskStreamingGP(StreamingSurrogate):
 
         Args:
             training_data: The data set.
-            num_inducing: Largest number of inducing points, if not the default.
-            memory_size: Number of points of the memory, if not the default.
+            num_inducing: Number of points of a compression, if not the default.
+            memory_size: Largest number of rows, if not the default.
         """
         inputs = super().construct_inputs(training_data=training_data)
         sizes = {"num_inducing": num_inducing, "memory_size": memory_size}
@@ -210,11 +205,10 @@ class SingleTaskStreamingGP(StreamingSurrogate):
             restandardize: Whether to standardise by all outcomes seen, these included,
                 before learning; see :meth:`restandardize`.
             **options: Options of :class:`~torch_ssgp.UpdateOptions`, such as
-                ``num_steps`` and ``restart``. Three differ: ``learn_inducing_points``
-                is ``False`` by default, because nothing is lost while every evaluation
-                has an inducing point; ``forget`` is 1, because an objective does not
-                change; ``inducing_points`` are ``batch_shape x m x d`` in the space of
-                ``X``.
+                ``num_steps`` and ``restart``. Four differ: ``forget`` is 1 by default,
+                because an objective does not change; ``integrate_hyperparameters`` and
+                ``learn_inducing_points`` are ``False``; ``inducing_points`` are
+                ``batch_shape x m x d`` in the space of ``X``.
 
         Returns:
             The report of the update.
@@ -247,7 +241,8 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         chosen = _options(options, known, "fit")
         with self.model.locks.turn(self.model.device):
             work = self._working_copy()
-            result = work._learn_again(work._with_points(chosen))
+            core = work.model
+            result = core.learn_from(core.no_data(), work._with_points(chosen))
             self._become(work)
         return result
 
@@ -288,8 +283,8 @@ class SingleTaskStreamingGP(StreamingSurrogate):
     ) -> None:
         r"""Change the units in which outcomes are remembered, exactly.
 
-        Afterwards, memory and summary are what they would be if all data had been
-        standardised this way. Constant mean, output scale and noise (down to its lower
+        Afterwards, the memory is what it would be if all data had been standardised
+        this way. Constant mean, output scale and noise (down to its lower
         bound) are rescaled too, so predictions stay the same. A kernel without an
         output scale, BoTorch's default, has variance one in the new units, as in a
         ``SingleTaskGP`` built on all data now.
@@ -328,8 +323,8 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         def change() -> None:
             for ours, theirs in zip(self.parameters(), work.parameters(), strict=True):
                 ours.copy_(theirs)
-            # All buffers of a module in one assignment, those of summary, memory and
-            # transforms too: a reader sees the old ones or the new ones.
+            # All buffers of a module in one assignment, those of memory and transforms
+            # too: a reader sees the old ones or the new ones.
             for mine, copied in zip(self.modules(), work.modules(), strict=True):
                 mine.__dict__["_buffers"] = copied._buffers
             self.model.warned = work.model.warned
@@ -359,10 +354,10 @@ class SingleTaskStreamingGP(StreamingSurrogate):
         data = core.check_data(
             outputs.inputs_to_core(X, m), outputs.to_core(Y, m), noise
         )
-        before = core.summary.num_data
+        before = core.num_data
         result = core.learn_from(data, options)
         # How much was forgotten, the update may have decided: for each function.
-        power = (core.summary.num_data - n) / torch.where(before > 0, before, 1.0)
+        power = (core.num_data - n) / torch.where(before > 0, before, 1.0)
         if power.ndim:
             power = outputs.from_core(power.unsqueeze(-1), m)
         moments = self._moments.extended(outcomes, power.to(outcomes))
@@ -374,9 +369,6 @@ class SingleTaskStreamingGP(StreamingSurrogate):
             self.average_noise = self.average_noise.lerp(average, share)
             self._sync_noise()
         return result
-
-    def _learn_again(self, options: UpdateOptions) -> UpdateResult:
-        return self.model.learn_from(self.model.no_data(), options)
 
     def _with_points(self, options: UpdateOptions) -> UpdateOptions:
         """Options whose explicit inducing points are those of the core."""
@@ -443,5 +435,9 @@ class SingleTaskStreamingGP(StreamingSurrogate):
 
 def _options(given: dict[str, Any], known: Iterable[str], where: str) -> UpdateOptions:
     validation.check_options(given, known, f"SingleTaskStreamingGP.{where}")
-    defaults = {"learn_inducing_points": False, "forget": 1.0}
+    defaults = {
+        "forget": 1.0,
+        "integrate_hyperparameters": False,
+        "learn_inducing_points": False,
+    }
     return UpdateOptions(**{**defaults, **given})

@@ -9,8 +9,9 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from linear_operator import to_linear_operator
-from torch import Tensor, nn
+from torch import Tensor
 
+from torch_ssgp.indexing import taken
 from torch_ssgp.models import StreamingGP
 
 # Joint posteriors of more points stay lazy. Smaller ones are dense: acquisition
@@ -98,43 +99,15 @@ def select(value: Tensor, dim: int, chosen: list[int]) -> Tensor:
     return value.index_select(dim, torch.tensor(chosen, device=value.device))
 
 
-def select_outputs(
-    core: StreamingGP, parameter_batch: torch.Size, chosen: list[int], num_outputs: int
-) -> StreamingGP:
+def select_outputs(core: StreamingGP, chosen: list[int]) -> StreamingGP:
     """A streaming model of some of the functions in the last batch dimension.
 
     Args:
         core: The model.
-        parameter_batch: Batch shape of its hyperparameters.
         chosen: Indices of the functions to keep.
-        num_outputs: The number of functions there are.
     """
-    new = core.light_copy()
-    for module in (new.mean_module, new.covar_module, new.likelihood, new.start):
-        _select_parameters(module, parameter_batch, chosen)
-    new.batch_shape = _with_outputs(core.batch_shape, chosen)
-    for store in (new.summary, new.memory):
-        for name, value in store.named_buffers():
-            num_dims = len(store.SIZES[name])
-            if value.ndim > num_dims and value.size(-1 - num_dims) == num_outputs:
-                store.replace(**{name: select(value, -1 - num_dims, chosen)})
-    return new
-
-
-def _select_parameters(module: nn.Module, batch: torch.Size, chosen: list[int]) -> None:
-    """Keep some of the outputs in parameters that have one value per output."""
-    dim = len(batch) - 1
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.shape[: len(batch)] == batch:
-            tensor.data = select(tensor.data, dim, chosen)
-    for part in module.modules():
-        if getattr(part, "batch_shape", None) == batch:
-            setattr(part, "batch_shape", _with_outputs(batch, chosen))  # noqa: B010
-
-
-def _with_outputs(batch: torch.Size, chosen: list[int]) -> torch.Size:
-    """A batch shape whose last dimension has as many entries as were chosen."""
-    return torch.Size((*batch[:-1], len(chosen)) if len(chosen) > 1 else batch[:-1])
+    before = (slice(None),) * (len(core.batch_shape) - 1)
+    return taken(core, (*before, chosen[0] if len(chosen) == 1 else chosen))
 
 
 def repeated(core: StreamingGP, batch: torch.Size) -> StreamingGP:
@@ -145,7 +118,8 @@ def repeated(core: StreamingGP, batch: torch.Size) -> StreamingGP:
         batch: Batch shape of the copy.
     """
     new = core.light_copy()
-    for part, names in ((new.summary, ["g"]), (new.memory, ["g", "y", "target"])):
-        part.replace(**{name: getattr(part, name).expand(*batch, -1) for name in names})
+    names = ("g", "y", "target")
+    values = {name: getattr(new.memory, name).expand(*batch, -1) for name in names}
+    new.memory.replace(**values)
     new.batch_shape = batch
     return new

@@ -1,8 +1,10 @@
 r"""Sample paths by Matheron's rule: a prior path plus an update from the data.
 
+With the rows :math:`H f(P) = t + \varepsilon` of :mod:`torch_ssgp.rows` and their
+factor :math:`W^\top W = (s I + H K H^\top)^{-1}`,
+
 .. math::
-    f(\cdot) + k(\cdot, Z) U^\top (U K U^\top + s I)^{-1}
-        (g - U f(Z) - \sqrt s \epsilon)
+    f(\cdot) + k(\cdot, P) H^\top W^\top W (t - H f(P) - \sqrt s \epsilon).
 
 BoTorch finds these functions by the type of the model, once this module is imported.
 """
@@ -24,7 +26,13 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from torch_ssgp import functional as fn
+from torch_ssgp.kernels import Drifting
+from torch_ssgp.modules import square_gram
+from torch_ssgp.prediction import Predictor
+from torch_ssgp.rows import Regression, see_vector
 from torch_ssgp.surrogates.model import SingleTaskStreamingGP
+
+JITTER = 1e-8  # of what a function has drifted, relative to its variance
 
 
 @DrawKernelFeaturePaths.register(SingleTaskStreamingGP)
@@ -69,39 +77,68 @@ def draw_update_paths(
     sample_values: Tensor,
     **ignored: Any,
 ) -> GeneralizedLinearPath:
-    r"""The update of prior paths by the pseudo-observations.
-
-    The inverse is written with :math:`D = I + A A^\top / s`, :math:`A = (U L)^\top`, as
-    in predictions: the weights are :math:`L^{-\top} D^{-1} A e / s`.
+    r"""The update of prior paths by the rows.
 
     Args:
         model: The model.
         likelihood: Not used: the model has one.
-        sample_values: Values of the paths at the inducing points.
+        sample_values: Values of the paths at the points of the memory.
         **ignored: Options of other update strategies of BoTorch.
     """
     core = model.model
     predictor = core.predictor()
-    z, posterior = predictor.z, predictor.posterior
-    assert posterior is not None  # there are data from the constructor on
-    U, g = core.summary.U, core.summary.g
-    shared = bool(core.summary.shared_noise)
-    s = core.noise_scale(core.likelihood, g, shared).detach().to(g.dtype)
-    f = sample_values.to(g.dtype)
-    error = g - fn.matvec(U, f)
-    error = error - s.sqrt().unsqueeze(-1) * torch.randn_like(error)
-    L, L_D = posterior.L, posterior.L_D
-    Ae = L.mT @ (U.mT @ error.unsqueeze(-1)) / s[..., None, None]
-    v = torch.cholesky_solve(Ae, L_D)
-    weight = torch.linalg.solve_triangular(L.mT, v, upper=True).squeeze(-1)
+    if predictor.tails:  # the factor of all rows, those of fantasies too
+        predictor = core.light_copy().predictor()
+    rows, factor, points = predictor.rows, predictor.factor, predictor.points
+    assert factor is not None  # there are data from the constructor on
+    f, decay = sample_values.to(points.dtype), torch.ones_like(points[..., 0])
+    if isinstance(predictor.form, Drifting):
+        f, decay = values_then(predictor, predictor.form, f)
+        points = points[..., :-1]
+    error = rows.target - see_vector(rows, f)
+    error = error - predictor.s.sqrt().unsqueeze(-1) * torch.randn_like(error)
+    weight = seen_from(rows, fn.matvec(factor.W.mT, fn.matvec(factor.W, error)))
     return GeneralizedLinearPath(
         feature_map=KernelEvaluationMap(
             kernel=core.frozen_modules(core.dtype)[0],
-            points=z.to(sample_values.dtype),
+            points=points.to(sample_values.dtype),
             input_transform=get_input_transform(model),
         ),
-        weight=weight.to(sample_values.dtype),
+        weight=(decay * weight).to(sample_values.dtype),
     )
+
+
+def values_then(
+    predictor: Predictor, form: Drifting, f: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Values of a function that drifts when its points were data, given those of now.
+
+    .. math::
+        f_{then} - m = d (f - m) + e, \quad d = \exp(-w \, age), \quad
+        e \sim N(0, K_{then} - d K d^\top)
+
+    Args:
+        predictor: The predictor, with its points.
+        form: Its covariance.
+        f: ``(*sample, *batch, r)``, values of now.
+
+    Returns:
+        Values of then, and ``d``, ``(*batch, r)``.
+    """
+    assert predictor.now is not None
+    x, time = predictor.points[..., :-1], predictor.points[..., -1]
+    d, m = (-form.rate.unsqueeze(-1) * (predictor.now - time)).exp(), predictor.mean(x)
+    left = d.unsqueeze(-1) * square_gram(form.base, x) * d.unsqueeze(-2)
+    K = square_gram(form, predictor.points, x.size(-2), JITTER) - left
+    return m + d * (f - m) + fn.matvec(fn.cholesky(K), torch.randn_like(f)), d
+
+
+def seen_from(rows: Regression, a: Tensor) -> Tensor:
+    """``Hᵀ a`` for a vector ``a`` ``(*batch, p + k)``."""
+    num_rows = rows.U.size(-2)
+    past, raw = a[..., :num_rows], a[..., num_rows:]
+    raw = raw if rows.root is None else rows.root * raw
+    return torch.cat([fn.matvec(rows.U.mT, past), raw], -1)
 
 
 @DrawMatheronPaths.register(SingleTaskStreamingGP)

@@ -1,7 +1,7 @@
 r"""Units of the outcomes: changing the standardisation of a memory.
 
-A model remembers standardised outcomes :math:`\tilde y = (y - \mu) / \tau`. Memory and
-summary are linear in them, so other constants :math:`\mu', \tau'` only rescale both:
+A model remembers standardised outcomes :math:`\tilde y = (y - \mu) / \tau`. Its rows
+are linear in them, so other constants :math:`\mu', \tau'` only rescale them:
 
 .. math:: \tilde y' = c \tilde y + e, \quad c = \tau / \tau', \quad
     e = (\mu - \mu') / \tau'.
@@ -23,8 +23,6 @@ from torch import Tensor
 from torch_ssgp import functional as fn
 from torch_ssgp.memory import Memory
 from torch_ssgp.models import StreamingGP
-from torch_ssgp.modules import inducing_gram
-from torch_ssgp.summary import PosteriorSummary
 
 
 class Moments(NamedTuple):
@@ -105,7 +103,6 @@ def rescale(core: StreamingGP, scale: Tensor, shift: Tensor) -> None:
         shift: ``(*batch,)``, :math:`e`.
     """
     _rescale_modules(core, scale, shift)
-    core.summary = _rescaled_summary(core.summary, core, scale, shift)
     core.memory = _rescaled_memory(core.memory, scale, shift)
 
 
@@ -145,28 +142,6 @@ def _same_shape(value: Tensor, like: Tensor) -> Tensor:
     return value
 
 
-def _rescaled_summary(
-    summary: PosteriorSummary, core: StreamingGP, scale: Tensor, shift: Tensor
-) -> PosteriorSummary:
-    """The summary in other units, under the modules as they are now."""
-    if summary.is_empty:
-        return summary
-    past, shared = summary.pseudo_observations, bool(summary.shared_noise)
-    dtype, z = past.g.dtype, summary.inducing_points
-    kernel, mean, likelihood = core.frozen_modules(dtype)
-    past = fn.rescale(past, scale.to(dtype), shift.to(dtype), shared)
-    new = copy(summary)
-    new.replace(
-        U=past.U,
-        g=past.g,
-        residual=past.rho,
-        prior_mean=mean(z),
-        prior_cholesky=fn.cholesky(inducing_gram(kernel, z, core.jitter(dtype)).K_zz),
-        noise_scale=core.noise_scale(likelihood, past.g, shared),
-    )
-    return new
-
-
 def _rescaled_memory(memory: Memory, scale: Tensor, shift: Tensor) -> Memory:
     """The memory in other units, with raw targets and known noise variances."""
     new, dtype = copy(memory), memory.g.dtype
@@ -174,6 +149,7 @@ def _rescaled_memory(memory: Memory, scale: Tensor, shift: Tensor) -> Memory:
     shared = bool(memory.shared_noise)
     past = fn.rescale(memory.compressed.past, scale, shift, shared)
     base = fn.rescale(memory.of_base, scale, shift, shared)
+    jacobian = memory.num_data * scale.log()
     scale, shift = scale.unsqueeze(-1), shift.unsqueeze(-1)
     new.replace(
         U=past.U,
@@ -183,5 +159,7 @@ def _rescaled_memory(memory: Memory, scale: Tensor, shift: Tensor) -> Memory:
         y=scale * memory.y + shift,
         target=scale * memory.target + shift,
         noise=scale.square() * memory.noise,
+        extremes=scale * memory.extremes + shift,
+        bound=memory.bound - jacobian,
     )
     return new

@@ -1,34 +1,24 @@
-"""One update of a stream, as a function: remember new data and learn from them.
+"""One update of a stream, as a function of what is known, new data and options.
 
-    judge -> remember -> choose points -> ascend -> summarise -> compress
+    extend -> judge -> learn -> compress -> finish
 
 ===========================  ==========================================================
-``learning.py``              an update as a function: ``learn``
-``state.py``                 what it starts from, may use, and ends with
-``walk.py``                  remember, learn, summarise, compress
-``paying.py``                when it pays to learn
-``appending.py``             updates that only add rows
-``choosing.py``              where inducing points go
-``starts.py``                the better of two starts
-``apart.py``                 the memory of a branch: its base, and what it added
-``options.py``               its options: defaults and checks
-``result.py``                what it reports: ``UpdateResult``, ``Status``
-``forgetting.py``            what the evidence of new data says about the past
-``drift.py``                 how much of a drifting stream is kept, and how long
-``clock.py``                 inputs that move on, past the inducing points
-``witnesses.py``             data that bear no witness of a change
-``trial.py``                 one function for all data, or a new one
-``flattening.py``            detects learning that explains the function as noise
-``objective.py``             the bound, as a function of hyperparameters and points
-``making.py``                which bound goes with which likelihood
-``sharding.py``              the bound, its rows divided among processes
-``sites.py``                 the same for likelihoods that are not Gaussian
-``site_algebra.py``          its algebra
-``initialization.py``        hyperparameters to start from
-``site_initialization.py``   the same for likelihoods that are not Gaussian
-``coordinates.py``           variables in which one learning rate suits every parameter
+``walk.py``                  these five steps
+``state.py``                 what an update starts from, may use, and ends with
+``change.py``                alarms, and the three explanations of one
+``learn.py``                 when to learn, from which starts, and rates of drift
+``compress.py``              rows and raw data onto points: the step of the paper
+``objective.py``             the evidence, or its bound, as a function of hyperparameters
 ``ascent.py``                the inner loop
-``lean.py``                  the bound of the usual model, in few operations
+``coordinates.py``           variables in which one learning rate suits every parameter
+``initialization.py``        hyperparameters to start from
+``young.py``                 hyperparameters integrated out, where data are few
+``sites.py``                 likelihoods that are not Gaussian
+``site_algebra.py``          their algebra
+``site_initialization.py``   their hyperparameters to start from
+``sharding.py``              the bound, its rows divided among processes
+``options.py``               ``UpdateOptions``: defaults and checks
+``result.py``                ``UpdateResult``, ``Status``
 ===========================  ==========================================================
 """
 

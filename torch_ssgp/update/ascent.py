@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+from torch_ssgp import functional as fn
 from torch_ssgp.exceptions import (
     Breakdown,
     FactorizationError,
@@ -16,17 +17,22 @@ from torch_ssgp.exceptions import (
     breakdowns,
 )
 from torch_ssgp.update.coordinates import Coordinate, coordinates
-from torch_ssgp.update.lean import lean
 from torch_ssgp.update.objective import Objective, sum_over
 from torch_ssgp.update.options import Callback, UpdateOptions
 from torch_ssgp.update.result import Status
 
-LEARNING_RATES = {"adam": 0.05, "lbfgs": 1.0}
+LEARNING_RATES = {"adam": 0.1, "lbfgs": 1.0}
 CHECK_EVERY = 5  # steps between two looks at the loss: a device waits only there
-PATIENCE = 5  # steps without progress that make a plateau
+PATIENCE = 10  # steps of Adam without progress that make a plateau
 SHORTER = (0.2, 0.04)  # learning rates after one that was too large, relative to it
-TOLERANCE = 5e-4  # nats per datum that count as progress
-LEAST = 0.05  # nats that do, however few the data: less tells nothing apart
+TOLERANCE = 0.05  # nats in total that count as progress
+MANY = 100  # variables of which there is no curvature to keep
+FIRST = 0.5  # share of the steps after which Adam leaves the rest to quasi-Newton
+SHRINK = 0.25  # of a step that lost
+FIRST_STEP = 0.1  # of quasi-Newton, in units of the variables
+LONGEST = 3.0  # step of quasi-Newton, in units of the variables
+SHORTEST = 1e-4  # of a Newton step that still may win
+ENOUGH = 0.1  # share of the tolerance that a Newton step must promise
 
 
 class Ascended(NamedTuple):
@@ -37,12 +43,15 @@ class Ascended(NamedTuple):
         num_steps: Steps taken.
         converged: Whether they ended on a plateau.
         status: Whether anything went wrong.
+        curvature: ``(*batch, k, k)``, inverse Hessian of the loss in nats, where steps
+            were of quasi-Newton.
     """
 
     bound_trace: Tensor
     num_steps: int
     converged: bool
     status: Status = Status.OK
+    curvature: Tensor | None = None
 
 
 class Ascent:
@@ -59,11 +68,10 @@ class Ascent:
         variables: list[Coordinate],
         callback: Callback | None = None,
         trust_region: float | None = None,
-        growth: float = 1.0,
     ) -> None:
         self.objective, self.variables, self.callback = objective, variables, callback
-        self.num_data = float(objective.num_data.max())
-        self.trust_region, self.growth = trust_region, growth
+        self.num_data = max(float(objective.num_data.max()), 1.0)
+        self.trust_region = trust_region
         self.tied = [  # variables with a logarithm, and where it was
             (i, v.to_log, v.to_log(v.eta).detach().clone())
             for i, v in enumerate(variables)
@@ -84,11 +92,18 @@ class Ascent:
                 for v in variables
             ]
         )
-        self.lean = lean(objective, variables)
-        self.uses_modules = self.lean is None or bool(objective.named_priors)
+        self.index = {id(v.parameter): i for i, v in enumerate(variables)}
+        self.reads = objective.is_readable
+        # What the objective itself holds, such as inducing points, is no module's.
+        own = [id(objective.z), id(objective.log_rate)]
+        self.own = [i for i, v in enumerate(variables) if id(v.parameter) in own]
+        self.uses_modules = (
+            not self.reads or bool(objective.named_priors) or bool(self.own)
+        )
         self.trace: list[Tensor] = []
         self.best: list[Tensor] = []
         self.window = 0  # where the present search for a plateau began
+        self.curvature: Tensor | None = None
 
     def _joined(self, values: list[Tensor]) -> Tensor:
         """One value for each variable, as one tensor."""
@@ -115,13 +130,16 @@ class Ascent:
 
     def score(self) -> Tensor:
         """What to maximise: of each stream, or the mean of streams that share."""
-        if self.lean is None:
-            total, self.bound = self.objective.total()
-        else:
-            self.bound = self.lean(self.parts)
-            total = self.bound + self.objective.log_prior()
+        total, self.bound = self.objective.total(self.value if self.reads else None)
         num_sharing = total.numel() // self.batch.numel()
         return (sum_over(total, len(self.batch)) - self.leash()) / num_sharing
+
+    def value(self, module: Any, name: str) -> Tensor:
+        """The present value of a hyperparameter, as part of the graph."""
+        i = self.index.get(id(getattr(module, f"raw_{name}")))
+        if i is None:
+            return getattr(module, name).detach()
+        return self.variables[i].to_value(self.parts[i])
 
     def loss(self, needs_gradient: bool = True) -> Tensor:
         """Negative score per datum; leaves its gradient in ``eta``."""
@@ -141,6 +159,12 @@ class Ascent:
             torch.autograd.backward([raws[i] for i in used], [grads[i] for i in used])
         self._remember(score.detach())
         return loss.detach()
+
+    def slope(self) -> Tensor:
+        """Gradient of the negative score in nats, zero where a floor stops it."""
+        assert self.eta.grad is not None
+        g = self.eta.grad * self.num_data
+        return torch.where((self.eta <= self.floor) & (g > 0), 0, g)
 
     def _give_parameters(self) -> list[Tensor]:
         """Leave the present point in the modules, and return it with its graph."""
@@ -205,9 +229,7 @@ class Ascent:
     @property
     def tolerance(self) -> float:
         """Nats that count as progress; classes that share their data share them."""
-        growth = max(self.growth, 1 / self.num_data)  # no datum at all counts as one
-        nats = max(TOLERANCE / math.sqrt(growth) * self.num_data, LEAST)
-        return nats / self.objective.num_classes
+        return TOLERANCE / self.objective.num_classes
 
     def is_finite(self) -> bool:
         """Whether the optimiser can continue from where it is."""
@@ -215,36 +237,30 @@ class Ascent:
 
 
 def maximize(
-    objective: Objective,
-    options: UpdateOptions,
-    learn_hyperparameters: bool,
-    growth: float = 1.0,
+    objective: Objective, options: UpdateOptions, learn_hyperparameters: bool
 ) -> Ascended:
     """Maximise the objective in place and leave it at the best point met.
 
     Args:
-        objective: The bound of one update.
+        objective: What an update maximises.
         options: Budget, optimiser, learning rate, trust region, what to report to.
         learn_hyperparameters: Whether hyperparameters move in this update.
-        growth: Share of the data that came since the last time: a stream that learns
-            often may stop early, since what is missed is learned soon.
 
     Returns:
         Trace of the bound, steps taken and whether they ended on a plateau.
     """
     num_steps, name = options.num_steps, options.optimizer
     nothing = objective.data.y.new_empty(0, *objective.batch_shape)
+    moves = objective.z is not None and objective.z.requires_grad
     variables = coordinates(
-        objective,
-        learn_hyperparameters and num_steps > 0,
-        objective.z.requires_grad and num_steps > 0,
+        objective, learn_hyperparameters and num_steps > 0, moves and num_steps > 0
     )
     if not variables:
         return Ascended(nothing, 0, True)
     bar = _progress_bar(num_steps) if options.progress else None
     callback = _chain(options.callback, bar)
-    ascent = Ascent(objective, variables, callback, options.trust_region, growth)
-    run = {"adam": _adam, "lbfgs": _lbfgs}[name]
+    ascent = Ascent(objective, variables, callback, options.trust_region)
+    run = {"adam": _adam_and_newton, "lbfgs": _lbfgs}[name]
     try:
         converged = run(ascent, num_steps, options.lr or LEARNING_RATES[name])
         good = ascent.is_finite() and bool(torch.isfinite(ascent.last).all())
@@ -259,7 +275,114 @@ def maximize(
         return Ascended(nothing, 0, False, status)
     trace = torch.stack(ascent.trace)
     trace = trace[torch.isfinite(trace).reshape(len(trace), -1).all(-1)]
-    return Ascended(trace, len(trace), converged and good, status)
+    return Ascended(trace, len(trace), converged and good, status, ascent.curvature)
+
+
+def promise(objective: Objective, curvature: Tensor) -> float:
+    r"""Nats that a Newton step would win: :math:`\tfrac12 g^\top H^{-1} g`.
+
+    Args:
+        objective: What an update maximises, where it is.
+        curvature: ``(*batch, k, k)``, :math:`H^{-1}`, as learning met it last.
+
+    Returns:
+        The most that any stream would win; infinity if that cannot be told.
+    """
+    variables = coordinates(objective, True, False)
+    ascent = Ascent(objective, variables)
+    if not variables or ascent.eta.shape != curvature.shape[:-1]:
+        return math.inf if variables else 0.0
+    ascent.loss()
+    g = ascent.slope()
+    nats = 0.5 * (g * fn.matvec(curvature, g)).sum(-1)
+    return float(nats.nan_to_num(math.inf).max())
+
+
+def _adam_and_newton(ascent: Ascent, num_steps: int, lr: float) -> bool:
+    """Adam finds the valley, quasi-Newton steps its bottom.
+
+    Where the function changes from one call to the next, or has many variables, Adam
+    takes all steps.
+    """
+    fixed = ascent.objective.round_length is None and ascent.eta.size(-1) <= MANY
+    if not fixed:
+        return _adam(ascent, num_steps, lr)
+    num_first = max(int(FIRST * num_steps), 1)
+    _adam(ascent, num_first, lr)
+    ascent.go_back()
+    return _newton(ascent, num_steps - len(ascent.trace))
+
+
+@torch.no_grad()
+def _newton(ascent: Ascent, num_steps: int) -> bool:
+    r"""BFGS with a dense inverse Hessian for each stream, backtracking one by one.
+
+    With the step :math:`s` and the change of the gradient :math:`y`,
+
+    .. math::
+        H^{-1} \leftarrow (I - \rho s y^\top) H^{-1} (I - \rho y s^\top)
+            + \rho s s^\top, \quad \rho = 1 / s^\top y.
+    """
+    eta, k = ascent.eta, ascent.eta.size(-1)
+    eye = torch.eye(k, dtype=eta.dtype, device=eta.device).expand(*eta.shape, k)
+    with torch.enable_grad():
+        ascent.loss()
+    g, value, start = ascent.slope(), ascent.last, eta.detach().clone()
+    stuck = ~torch.isfinite(g).all(-1)  # no direction to go
+    g = torch.where(stuck.unsqueeze(-1), 0, g)
+    # The first step is one tenth in units of the variables, or a Newton step of one.
+    size = g.abs().amax(-1).clamp_min(1.0)
+    H = eye * (FIRST_STEP / size)[..., None, None]
+    length, is_first = torch.where(stuck, 0.0, 1.0).to(value), ~stuck
+    step, converged, won = 0, bool(stuck.all()), torch.full_like(value, math.inf)
+    while step < num_steps and not converged:
+        step += 1
+        p = -fn.matvec(H, g)
+        gain = -(g * p).sum(-1) / 2
+        if step % CHECK_EVERY == 0:
+            done = length < SHORTEST
+            if step > k:
+                small = gain < ENOUGH * ascent.tolerance
+                done = done | (small & (won < ascent.tolerance))
+            if bool(done.all()):
+                converged = True
+                break
+        p = p * (LONGEST / p.abs().amax(-1, keepdim=True)).clamp_max(1)
+        eta.copy_((start + length.unsqueeze(-1) * p).maximum(ascent.floor))
+        with torch.enable_grad():
+            ascent.loss()
+        ascent.report()
+        new, moved = ascent.slope(), eta - start
+        better = ascent.last >= value - 1e-12 * value.abs()
+        better = better & torch.isfinite(new).all(-1)
+        y = new - g
+        curve = (moved * y).sum(-1)
+        H = _updated(H, moved, y, curve, better & (curve > 1e-12), is_first)
+        is_first = is_first & ~(better & (curve > 1e-12))
+        start = torch.where(better.unsqueeze(-1), eta, start)
+        g = torch.where(better.unsqueeze(-1), new, g)
+        won = torch.where(better, ascent.last - value, won)
+        value = torch.where(better, ascent.last, value)
+        length = torch.where(better & ~stuck, 1.0, SHRINK * length)
+    eta.copy_(start)
+    ascent.last, ascent.curvature = ascent.best[-1].where(~stuck, torch.nan), H
+    return converged
+
+
+def _updated(
+    H: Tensor, s: Tensor, y: Tensor, curve: Tensor, where: Tensor, is_first: Tensor
+) -> Tensor:
+    """The next inverse Hessian where the last step allows for one."""
+    rho = torch.where(where, 1 / torch.where(where, curve, 1), 0)[..., None, None]
+    # Before the first update the unknown scale is that of the first step.
+    scale = (curve / fn.squared_norm(y).clamp_min(1e-300))[..., None, None]
+    eye = torch.eye(s.size(-1), dtype=s.dtype, device=s.device)
+    H = torch.where((where & is_first)[..., None, None], scale * eye, H)
+    s, y = s.unsqueeze(-1), y.unsqueeze(-1)
+    left = eye - rho * s @ y.mT
+    return torch.where(
+        where[..., None, None], left @ H @ left.mT + rho * s @ s.mT, H
+    )
 
 
 def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:

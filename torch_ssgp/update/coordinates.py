@@ -16,7 +16,9 @@ from torch_ssgp.update.initialization import fit_shape
 from torch_ssgp.update.objective import Objective
 
 WEIGHT = 0.2  # unit of the weights of a network before a kernel
+SLOWEST = 1e-2  # share of the function that drifts away over all data
 TINY = 1e-30  # a positive hyperparameter is at least so large, for its logarithm
+QUIET = 1e-10  # least noise, in variances of the targets: smaller ones ruin the factor
 
 
 class Coordinate(NamedTuple):
@@ -58,9 +60,15 @@ def coordinates(
     if learn_hyperparameters:
         for module in (objective.mean, objective.kernel, objective.likelihood):
             result += _hyperparameters(module, objective)
+        rate = objective.log_rate
+        if rate is not None and rate.requires_grad:
+            floor = _slowest(objective).expand(rate.shape)
+            eta = rate.detach().clone().maximum(floor)
+            result.append(Coordinate(rate, eta, _same, _same, floor, to_log=_same))
     if learn_inducing_points:
         z = objective.z
-        start, spacing = z.detach().clone(), _spacing(z.detach(), objective.data.x)
+        assert z is not None
+        start, spacing = z.detach().clone(), _spacing(z.detach(), objective.x)
         result.append(_linear(z, torch.zeros_like(start), spacing, start))
     return result
 
@@ -71,6 +79,11 @@ def _spacing(z: Tensor, x: Tensor) -> Tensor:
     spread = points.amax(-2, keepdim=True) - points.amin(-2, keepdim=True)
     spread = torch.where(spread > 0, spread, 1)
     return spread * z.size(-2) ** (-1.0 / z.size(-1))
+
+
+def _slowest(objective: Objective) -> Tensor:
+    """The logarithm of a rate at which nothing would be seen of a drift."""
+    return (SLOWEST / objective.num_data.clamp_min(1)).log()
 
 
 def _hyperparameters(module: Module, objective: Objective) -> list[Coordinate]:
@@ -99,7 +112,10 @@ def _hyperparameters(module: Module, objective: Objective) -> list[Coordinate]:
             if id(parameter) in periods:
                 length = constraint.transform(raw)
                 unit = (length / _extent(objective)).clamp_max(1)
-            result.append(_log_coordinate(parameter, constraint, unit))
+            least = torch.full_like(raw, TINY)
+            if parameter is getattr(module, "raw_noise", None):
+                least = fit_shape(QUIET * spread.square().unsqueeze(-1), raw)
+            result.append(_log_coordinate(parameter, constraint, unit, least))
         elif id(parameter) in constants and constraint is None:
             unit = fit_shape(spread, raw)
             result.append(_linear(parameter, raw / unit, unit))
@@ -143,17 +159,21 @@ def _log_of(constraint: Interval) -> Callable[[Tensor], Tensor]:
 
 def _extent(objective: Objective) -> Tensor:
     """Largest extent of data and memory, ``()``; one where they are at one place."""
-    points = torch.cat(fn.broadcast_matrices(objective.z_a, objective.data.x), -2)
+    rows, data = objective.rows, objective.data
+    points = torch.cat(fn.broadcast_matrices(rows.points, data.x), -2)
     extent = (points.amax(-2) - points.amin(-2)).max()
     return torch.where(extent > 0, extent, 1)
 
 
 def _log_coordinate(
-    parameter: nn.Parameter, constraint: GreaterThan, unit: Tensor | None
+    parameter: nn.Parameter,
+    constraint: GreaterThan,
+    unit: Tensor | None,
+    least: Tensor,
 ) -> Coordinate:
     # The logarithm of the value, not of its distance to the bound: the gradient does
     # not vanish there, so a parameter at a bound can leave it again.
-    floor = (constraint.lower_bound * 1.01).clamp_min(TINY).log()
+    floor = least.maximum(constraint.lower_bound * 1.01).clamp_min(TINY).log()
     eta = constraint.transform(parameter.detach()).log()
     if unit is not None:
         floor, eta = floor / unit, eta / unit

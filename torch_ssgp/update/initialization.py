@@ -227,15 +227,24 @@ def length_name(module: nn.Module) -> str | None:
     return None
 
 
-def input_spread(kernel: Kernel, name: str, x: Tensor) -> Tensor:
-    """Extent of the inputs a kernel sees, ``(*batch, 1, d or 1)``."""
+def input_spread(
+    kernel: Kernel, name: str, x: Tensor, nothing: float = 1.0
+) -> Tensor:
+    """Extent of the inputs a kernel sees, ``(*batch, 1, d or 1)``.
+
+    Args:
+        kernel: A kernel with inputs.
+        name: The hyperparameter in their units.
+        x: ``(*batch, n, d)``.
+        nothing: What to take where all inputs are at one place.
+    """
     if kernel.active_dims is not None:
         x = x[..., kernel.active_dims]
     spread = x.amax(-2, keepdim=True) - x.amin(-2, keepdim=True)
     num_dims = getattr(kernel, name).size(-1)
     if num_dims == 1 or num_dims != spread.size(-1):
         spread = spread.square().mean(-1, keepdim=True).sqrt()
-    return torch.where(spread > 0, spread, torch.ones_like(spread))
+    return torch.where(spread > 0, spread, nothing)
 
 
 def set_hyperparameter(module: Module, name: str, value: Tensor) -> None:

@@ -1,4 +1,9 @@
-"""The bound of one update, as a function of hyperparameters and inducing points."""
+"""What an update maximises, as a function of hyperparameters and inducing points.
+
+The evidence of the rows (:mod:`torch_ssgp.rows`) while everything is raw, the bound at
+inducing points (:mod:`torch_ssgp.fused`) where they are to be, or were, compressed:
+hyperparameters then suit what the points can say.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +14,33 @@ from typing import NamedTuple, TypeVar
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
-from gpytorch.means import Mean
+from gpytorch.likelihoods import (
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+)
+from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor, nn
 
 from torch_ssgp import functional as fn
 from torch_ssgp import fused
+from torch_ssgp import rows as row_space
 from torch_ssgp.exceptions import Breakdown, breakdowns
-from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
-from torch_ssgp.memory import Data, GaussianData, Memory
-from torch_ssgp.modules import observation_noise, prior_blocks, same_variables
-from torch_ssgp.update.initialization import average, initialize_from_data
+from torch_ssgp.functional import PriorBlocks, Projection
+from torch_ssgp.kernels import Drifting, Form, Values, read
+from torch_ssgp.memory import Data, GaussianData, Rows
+from torch_ssgp.modules import (
+    Opaque,
+    observation_noise,
+    prior_blocks,
+    same_variables,
+    square_gram,
+)
+from torch_ssgp.rows import Regression
+from torch_ssgp.points import evenly
+from torch_ssgp.update import young
+from torch_ssgp.update.initialization import SUBSET, average, initialize_from_data
+from torch_ssgp.update.young import Grid
 
 JITTERS = (1e-6, 1e-4, 1e-2)  # tried one after the other where a smaller one fails
 
@@ -39,40 +60,118 @@ class Prior(NamedTuple):
         return [p for module in self for p in module.parameters()]
 
 
-class Objective(nn.Module, ABC):
-    """The bound of one update, on working copies: the model is not touched.
+class Evaluated(NamedTuple):
+    """A prior at some hyperparameters.
+
+    Attributes:
+        form: Its covariance.
+        mean: From inputs ``(*batch, n, d)`` to their prior mean ``(*batch, n)``.
+        noise: ``(*batch, 1)``, noise of a Gaussian likelihood; ``None`` if it has none
+            of its own, or several.
+    """
+
+    form: Form
+    mean: Callable[[Tensor], Tensor]
+    noise: Tensor | None
+
+
+def evaluate(
+    prior: Prior, value: Values | None = None, rate: Tensor | None = None
+) -> Evaluated:
+    """A prior at its present hyperparameters, or at others.
+
+    Args:
+        prior: Mean, kernel and likelihood.
+        value: Hyperparameters by module and name; only where :func:`is_readable`.
+        rate: ``(*batch,)`` rate of drift; inputs then end with the time.
+    """
+    form = read(prior.kernel) if value is None else read(prior.kernel, value)
+    form = form or Opaque(prior.kernel)
+    mean: Callable[[Tensor], Tensor] = prior.mean
+    noise = getattr(prior.likelihood, "noise", None)
+    if value is not None:
+        mean, noise = _mean(prior.mean, value), value(
+            prior.likelihood.noise_covar, "noise"
+        )
+    if rate is not None:
+        form, plain = Drifting(form, rate), mean
+
+        def mean(x: Tensor) -> Tensor:
+            return plain(x[..., :-1])
+
+    return Evaluated(form, mean, noise)
+
+
+def _mean(module: Mean, value: Values) -> Callable[[Tensor], Tensor]:
+    if isinstance(module, ZeroMean):
+        return module
+
+    def constant(x: Tensor) -> Tensor:
+        level = value(module, "constant")
+        return level.unsqueeze(-1).expand(*level.shape, x.size(-2))
+
+    return constant
+
+
+def is_readable(prior: Prior) -> bool:
+    """Whether all hyperparameters can be given to :func:`evaluate` as values."""
+    modules = [m for module in prior for m in module.modules()]
+    owned = [id(p) for m in modules for p in m.parameters(recurse=False)]
+    return (
+        read(prior.kernel) is not None
+        and type(prior.mean) in (ConstantMean, ZeroMean)
+        and "forward" not in vars(prior.mean)
+        and type(prior.likelihood) is GaussianLikelihood
+        and len(set(owned)) == len(owned)  # each owner may have a constraint of its own
+    )
+
+
+class Objective(ABC):
+    """What an update maximises, on working copies: the model is not touched.
 
     Args:
         prior: Working copies of mean, kernel and likelihood.
+        rows: What is compressed.
         data: Raw data of the memory and new data.
-        z_a: ``(*batch, m_a, d)`` points of the memory at which the past is known.
-        past: Pseudo-observations at ``z_a``.
-        shared_noise: Whether the rows of the past have the noise of the likelihood.
+        shared_noise: Whether the rows have the noise of the likelihood.
         alpha: Power of Power-EP.
         jitter: Relative jitter.
+        rate: ``(*batch,)``, rate of drift; ``None`` for none.
+        sunk: ``(*batch,)``, nats that compressions have lost.
     """
 
-    z: nn.Parameter
+    z: nn.Parameter | None = None
     settled: bool = True  # what is not learned by gradients has converged
-    revises: bool = False  # whether new data change how old ones are seen
     round_length: int | None = None  # steps of L-BFGS for which the function stays
 
     def __init__(
         self,
         prior: Prior,
+        rows: Rows,
         data: Data,
-        z_a: Tensor,
-        past: PseudoObservations,
         *,
         shared_noise: bool,
         alpha: float,
         jitter: float,
+        rate: Tensor | None = None,
+        sunk: Tensor | float = 0.0,
     ) -> None:
-        super().__init__()
         self.mean, self.kernel, self.likelihood = prior
-        self.data, self.z_a, self.past = data, z_a, past
+        self.rows, self.data, self.past = rows, data, rows.past
         self.shared_noise, self.alpha, self.jitter = shared_noise, alpha, jitter
-        self.loss_before: Tensor | None = None  # nats, at the first call of `total`
+        self.sunk = sunk
+        self.log_rate: nn.Parameter | None = None
+        if rate is not None:
+            self.log_rate = nn.Parameter(rate.log())
+        self.z_a = self.with_time(rows.points, rows.time)
+        self.x = self.with_time(data.x, data.time)
+
+    def with_time(self, x: Tensor, time: Tensor | None) -> Tensor:
+        """Inputs as the kernel sees them: with the time behind, if it drifts."""
+        if self.log_rate is None:
+            return x
+        assert time is not None
+        return torch.cat([x, time.expand(x.shape[:-1]).unsqueeze(-1)], -1)
 
     # -- what a likelihood decides ----------------------------------------------------
 
@@ -87,33 +186,38 @@ class Objective(nn.Module, ABC):
         return self.batch_shape[-1] if self.coupled else 1
 
     @abstractmethod
-    def initialize(self) -> None:
-        """Initialise hyperparameters that nobody set, from data and past, in place."""
-
-    @abstractmethod
-    def noises(self) -> tuple[Tensor, Tensor]:
-        """Noise of the data ``(*batch, n)`` and noise scale of rows ``(*batch,)``."""
-
-    @abstractmethod
-    def total(self) -> tuple[Tensor, Tensor]:
-        """What the inner loop maximises and the bounds in it, ``(*batch,)`` each."""
-
-    @abstractmethod
-    def as_gaussian(self, prior: PriorBlocks) -> GaussianData:
-        """The data as Gaussian observations.
+    def initialize(self, grid: Grid | None = None) -> None:
+        """Initialise hyperparameters that nobody set, from data and past, in place.
 
         Args:
-            prior: Prior blocks at the final hyperparameters and inducing points.
+            grid: What a mixture may be over, see ``young.py``.
         """
 
-    def as_frozen(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
+    @abstractmethod
+    def noises(self, now: Evaluated) -> tuple[Tensor | None, Tensor]:
+        """Noise of the data ``(*batch, n)`` and noise scale of rows ``(*batch,)``.
+
+        That of the data is ``None`` where it is the scale.
+        """
+
+    @abstractmethod
+    def bound(self, value: Values | None = None) -> Tensor:
+        """The evidence, or a bound of it, ``(*batch,)``.
+
+        Args:
+            value: As for :func:`evaluate`.
+        """
+
+    @abstractmethod
+    def as_gaussian(self) -> GaussianData:
+        """The data as Gaussian observations, at the present hyperparameters."""
+
+    def as_frozen(self, data: GaussianData) -> GaussianData:
         """The same for data that are compressed now, and never seen again.
 
         Args:
-            prior: As before.
             data: What :meth:`as_gaussian` returned.
         """
-        del prior
         return data
 
     @abstractmethod
@@ -127,14 +231,6 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def spread(self) -> Tensor:
         """Typical size of the function ``(*batch,)``, the unit of a constant mean."""
-
-    def recall_sites(self, memory: Memory, num_raw: int) -> None:
-        """Begin with the sites that data of the memory had, if they have any.
-
-        Args:
-            memory: Where they are.
-            num_raw: How many of its raw data, the last ones, are still there.
-        """
 
     def new_round(self) -> None:
         """Called before every round of L-BFGS, see ``round_length``."""
@@ -156,9 +252,19 @@ class Objective(nn.Module, ABC):
         return self.data.y.shape[:-1]
 
     @property
-    def modules_of_prior(self) -> Prior:
+    def is_readable(self) -> bool:
+        """Whether :meth:`bound` takes hyperparameters as values."""
+        return self.shared_noise and is_readable(self.prior)
+
+    @property
+    def prior(self) -> Prior:
         """Mean, kernel and likelihood."""
         return Prior(self.mean, self.kernel, self.likelihood)
+
+    @property
+    def rate(self) -> Tensor | None:
+        """Rate of drift ``(*batch,)``."""
+        return None if self.log_rate is None else self.log_rate.exp()
 
     @cached_property
     def past_precision(self) -> Tensor:
@@ -167,54 +273,96 @@ class Objective(nn.Module, ABC):
 
     @property
     def num_data(self) -> Tensor:
-        """``()``, data behind data and past."""
+        """``()`` or ``(*batch,)``, data behind data and past."""
         return self.past.n + self.data.num_data
 
-    def start_at(self, z: Tensor, learn: bool = False) -> None:
-        """Put the inducing points at ``z`` ``(*batch, m_b, d)``.
+    @property
+    def points(self) -> Tensor:
+        """All points: those of the rows, then the inputs of the data."""
+        return torch.cat(fn.broadcast_matrices(self.z_a, self.x), -2)
+
+    def evaluate(self, value: Values | None = None) -> Evaluated:
+        """The prior, at present or at other hyperparameters."""
+        return evaluate(self.prior, value, self.rate)
+
+    def start_at(self, z: Tensor | None, learn: bool = False) -> None:
+        """Put inducing points at ``z`` ``(*batch, m, d)``; at ``None``, do without.
 
         Args:
-            z: Inducing points.
+            z: Inducing points, as the kernel sees them.
             learn: Whether they will move; then none is a point of the memory or the
                 data, which stay.
         """
+        if z is None:
+            self.z = None
+            return
         self.z = nn.Parameter(z.clone(), requires_grad=learn)
-        self.same = None if learn else same_variables(z, self.data.x, self.z_a)
+        self.same = None if learn else same_variables(z, self.x, self.z_a)
 
-    def prior(self) -> PriorBlocks:
-        """Prior blocks at the present hyperparameters and inducing points."""
-        return self._blocks(self.z, self.same)
-
-    def final_prior(self, z: Tensor, num_inducing: int | None = None) -> PriorBlocks:
-        """Prior blocks for what is stored, with losses to the last digit.
+    def blocks(
+        self, now: Evaluated, z: Tensor | None = None, to_the_last_digit: bool = False
+    ) -> PriorBlocks:
+        """Prior blocks at ``z``, or at the inducing points.
 
         Args:
-            z: ``(*batch, m, d)``, the points to store it at.
-            num_inducing: How many of them, the first ones, are inducing points; all by
-                default. Data at other points observe the function there without the
-                jitter, so that what a memory loses does not depend on its points.
+            now: The prior.
+            z: ``(*batch, m, d)``, as the kernel sees them.
+            to_the_last_digit: Whether losses are to be known so well, for storing.
         """
-        same = same_variables(z, self.data.x, self.z_a)
-        if num_inducing is not None:
-            same[..., num_inducing:, : self.data.x.size(-2)] = False
-        prior = self._blocks(z, same)
-        return prior._replace(L_aa=fn.cholesky(prior.K_aa))
-
-    def _blocks(self, z: Tensor, same: Tensor | None) -> PriorBlocks:
-        return prior_blocks(
-            self.mean, self.kernel, z, self.data.x, self.z_a, self.jitter, same
+        same = self.same if z is None else same_variables(z, self.x, self.z_a)
+        z = self.z if z is None else z
+        blocks = prior_blocks(
+            now.mean, now.form, z, self.x, self.z_a, self.jitter, same
         )
+        if to_the_last_digit:
+            return blocks._replace(L_aa=fn.cholesky(blocks.K_aa))
+        return blocks
 
     def project(
-        self, prior: PriorBlocks, data: GaussianData
+        self,
+        prior: PriorBlocks,
+        data: GaussianData,
+        now: Evaluated,
+        past: fn.PseudoObservations,
+        weight: Tensor | None,
     ) -> tuple[Projection, Tensor]:
-        """Rows of the regression on the points of ``prior``, and their noise scale."""
-        _, s = self.noises()
-        past = self.past._replace(rho=self.past.rho + data.offset)
+        """Rows of the regression on the points of ``prior``, and their noise scale.
+
+        Args:
+            prior: Prior blocks.
+            data: The data, or some of them, as Gaussian observations.
+            now: The prior.
+            past: The rows of the past, or some of them.
+            weight: The weights of these data.
+        """
+        _, s = self.noises(now)
+        past = past._replace(rho=past.rho + data.offset)
         rows = fn.project(
-            prior, past, data.target, data.noise, s, self.alpha, self.data.weight
+            prior, past, data.target, data.noise, s, self.alpha, weight
         )
         return rows, s
+
+    def regression(self, data: GaussianData, now: Evaluated) -> tuple[Regression, Tensor]:
+        """All rows as one regression, and their noise scale."""
+        _, s = self.noises(now)
+        past = self.past._replace(rho=self.past.rho + data.offset)
+        weight = self.data.weight
+        return row_space.regression(past, data.target, data.noise, s, weight), s
+
+    def gram(self, now: Evaluated) -> Tensor:
+        """Prior covariance of all points; those of the rows have their jitter."""
+        return square_gram(now.form, self.points, self.z_a.size(-2), self.jitter)
+
+    def exact(self, data: GaussianData, now: Evaluated) -> Tensor:
+        """Evidence of all rows, ``(*batch,)``, without inducing points."""
+        rows, s = self.regression(data, now)
+        return row_space.evidence(rows, self.gram(now), now.mean(self.points), s)
+
+    def total(self, value: Values | None = None) -> tuple[Tensor, Tensor]:
+        """What the inner loop maximises and the bounds in it, ``(*batch,)`` each."""
+        with breakdowns():
+            bound = self.bound(value)
+        return bound + self.log_prior(), bound
 
     @torch.no_grad()
     def check_finite(self) -> None:
@@ -229,7 +377,6 @@ class Objective(nn.Module, ABC):
         """
         larger = [jitter for jitter in JITTERS if jitter > self.jitter]
         self.jitter = larger[0] if larger else self.jitter
-        self.loss_before = None
         return bool(larger)
 
     @breakdowns(ValueError)  # of a distribution, where a hyperparameter is NaN
@@ -251,7 +398,7 @@ class Objective(nn.Module, ABC):
     @cached_property
     def named_priors(self) -> list[tuple]:
         """Those of all modules, as GPyTorch names them."""
-        return [each for m in self.modules_of_prior for each in m.named_priors()]
+        return [each for m in self.prior for each in m.named_priors()]
 
 
 def sum_over(values: Tensor, num_kept: int) -> Tensor:
@@ -260,32 +407,44 @@ def sum_over(values: Tensor, num_kept: int) -> Tensor:
 
 
 class GaussianObjective(Objective):
-    """The bound with Gaussian noise, in closed form."""
+    """The evidence with Gaussian noise, in closed form."""
 
-    def initialize(self) -> None:
-        """Initialise hyperparameters that nobody set, from data and past, in place."""
+    def initialize(self, grid: Grid | None = None) -> None:
+        """Initialise hyperparameters that nobody set; see :class:`Objective`."""
         x, y, seen = self.data.x, self.data.y, self.data.seen
-        if self.z_a.size(-2):
-            z, a = known_values(self.z_a, self.past)
+        if self.rows.points.size(-2):
+            z, a = known_values(self.rows.points, self.past)
             x = torch.cat(fn.broadcast_matrices(z, x), -2)
             y = torch.cat(fn.broadcast_rows(a, y), -1)
             if seen is not None:
                 known = (self.past.n > 0).unsqueeze(-1).expand(a.shape)
                 seen = torch.cat(fn.broadcast_rows(known, seen), -1)
-        initialize_from_data(*self.modules_of_prior, x, y, seen)
+        if grid is None or not grid.is_all:
+            initialize_from_data(*self.prior, x, y, seen)
+        if grid is not None:
+            if y.size(-1) > SUBSET:
+                keep = evenly(x, SUBSET)
+                x, y = x[..., keep, :], y[..., keep]
+                seen = None if seen is None else seen[..., keep]
+            weight = None if seen is None else seen.to(y.dtype)
+            mixture = young.mix(self.mean, self.kernel, grid, x, y, weight)
+            young.set_best(self.prior, grid, mixture)
 
-    def noises(self) -> tuple[Tensor, Tensor]:
-        """Noise of the data ``(*batch, n)`` and noise scale of rows ``(*batch,)``."""
+    def noises(self, now: Evaluated) -> tuple[Tensor | None, Tensor]:
+        """Noise of the data and noise scale of rows; see :class:`Objective`."""
         y = self.data.y
-        noise = observation_noise(self.likelihood, self.data.noise)
         if self.shared_noise:
-            s = noise.squeeze(-1).expand(y.shape[:-1])
-            return s.unsqueeze(-1), s
+            assert now.noise is not None
+            return None, now.noise.squeeze(-1).expand(y.shape[:-1])
+        noise = observation_noise(self.likelihood, self.data.noise)
         return noise.expand(y.shape), y.new_ones(y.shape[:-1])
 
-    def as_gaussian(self, prior: PriorBlocks | None = None) -> GaussianData:
+    def as_gaussian(self) -> GaussianData:
         """The data themselves."""
-        noise = None if self.shared_noise else self.noises()[0]
+        return self._gaussian(self.evaluate())
+
+    def _gaussian(self, now: Evaluated) -> GaussianData:
+        noise, _ = self.noises(now)
         return GaussianData(self.data.y, noise, torch.zeros_like(self.past.rho))
 
     def remembered_noise(self, data: GaussianData) -> Tensor:
@@ -299,32 +458,22 @@ class GaussianObjective(Objective):
             return data.noise
         return known.expand(data.target.shape)
 
-    @breakdowns()
-    def total(self) -> tuple[Tensor, Tensor]:
-        """What the inner loop maximises and the bounds in it, ``(*batch,)`` each."""
-        if self.alpha or self.loss_before is None:
-            rows, s = self.project(self.prior(), self.as_gaussian())
-            if self.loss_before is None:
-                self.loss_before = (rows.loss / (2 * s)).detach()
-            bound = fn.evidence(rows, s)
-        else:
-            bound = self._fused_bound()
-        return bound + self.log_prior(), bound
+    def bound(self, value: Values | None = None) -> Tensor:
+        """The evidence of all rows, or its bound at the inducing points."""
+        now = self.evaluate(value)
+        if self.z is None:
+            return self.exact(self._gaussian(now), now) - self.sunk
+        if self.alpha:
+            data, weight = self._gaussian(now), self.data.weight
+            rows, s = self.project(self.blocks(now), data, now, self.past, weight)
+            return fn.evidence(rows, s) - self.sunk
+        return fused.evidence(*self.terms(now), self.num_data) - self.sunk
 
-    def _fused_bound(self) -> Tensor:
-        """The same bound as one operation with a gradient in closed form."""
-        return fused.evidence(*self.terms(), self.num_data)
-
-    def terms(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def terms(self, now: Evaluated) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """``K_bb``, ``K_br``, ``r``, ``t`` and ``s`` of the bound, see ``fused``."""
-        prior, past, data = self.prior(), self.past, self.data
-        noise, s = self.noises()
-        rows = fn.weigh(
-            data.y - prior.m_f,
-            None if self.shared_noise else noise,
-            s,
-            data.weight,
-        )
+        prior, past, data = self.blocks(now), self.past, self.data
+        noise, s = self.noises(now)
+        rows = fn.weigh(data.y - prior.m_f, noise, s, data.weight)
         K_bf, k_ff = prior.K_bf, prior.k_ff
         if rows.root is not None:
             K_bf, k_ff = K_bf * rows.root.unsqueeze(-2), k_ff * rows.root.square()
@@ -350,7 +499,7 @@ class GaussianObjective(Objective):
         return torch.where(size > 0, size, 1)  # NaN where there are no data
 
 
-def known_values(z: Tensor, past: PseudoObservations) -> tuple[Tensor, Tensor]:
+def known_values(z: Tensor, past: fn.PseudoObservations) -> tuple[Tensor, Tensor]:
     """Points that pseudo-observations say much about, and the values they say.
 
     Args:

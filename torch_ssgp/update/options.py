@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from torch_ssgp.exceptions import ArgumentError
+from torch_ssgp.exceptions import ArgumentError, UnknownOptionError
 from torch_ssgp.validation import (
     check_flag,
     check_forget,
+    check_options,
     check_positive_int,
     is_number,
     kind_of,
 )
 
 Callback = Callable[[int, Tensor], Any]
+Class = TypeVar("Class", bound=type)
 
 
+def names_keywords(cls: Class) -> Class:
+    """A class whose constructor names the right keyword in place of a wrong one."""
+    init = cls.__init__  # type: ignore[misc]
+    known = list(signature(init).parameters)[1:]
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **keywords: Any) -> None:
+        for field in fields(UpdateOptions):
+            if field.name in keywords and field.name not in known:
+                raise UnknownOptionError(
+                    f"{cls.__name__} has no option {field.name!r} of its own. Pass "
+                    f"options=UpdateOptions({field.name}=...)."
+                )
+        check_options(keywords, known, cls.__name__)
+        init(self, *args, **keywords)
+
+    cls.__init__ = checked  # type: ignore[misc]
+    return cls
+
+
+@names_keywords
 @dataclass(frozen=True)
 class UpdateOptions:
     """How an update learns; see :meth:`torch_ssgp.StreamingGP.update`.
@@ -39,9 +64,12 @@ class UpdateOptions:
         trust_region: Width of the region around log-hyperparameters; leaving it costs
             nats. ``None`` for no trust region.
         forget: Power of the past's likelihood, in (0, 1]; ``"auto"`` lets the evidence
-            of the new data decide. ``None`` does so if hyperparameters are learned, and
-            forgets nothing if they are fixed.
-        change_odds: Prior odds that a stream changes at an update, for ``"auto"``.
+            of the new data decide, and forgets nothing if hyperparameters are fixed.
+        change_odds: Prior odds that a stream changes, for ``"auto"``.
+        integrate_hyperparameters: Whether a young model integrates its hyperparameters
+            out until the data decide, if the user has said nothing of them, see
+            :mod:`torch_ssgp.update.young`.
+        outliers: Whether data that are far off may be left out, for ``"auto"``.
         restart: Whether hyperparameters are also learned from a fresh start when the
             amount of data has doubled.
         progress: Whether to show a progress bar.
@@ -55,8 +83,10 @@ class UpdateOptions:
     learn_inducing_points: bool | None = None
     inducing_points: Tensor | None = None
     trust_region: float | None = None
-    forget: float | str | None = None
+    forget: float | str | None = "auto"
     change_odds: float = 1e-3
+    integrate_hyperparameters: bool = True
+    outliers: bool = True
     restart: bool = True
     progress: bool = False
     callback: Callback | None = None
@@ -91,6 +121,8 @@ class UpdateOptions:
         if self.learn_inducing_points is not None:
             check_flag(self.learn_inducing_points, "learn_inducing_points")
         check_flag(self.restart, "restart")
+        check_flag(self.outliers, "outliers")
+        check_flag(self.integrate_hyperparameters, "integrate_hyperparameters")
         if trust_region is not None and not (
             is_number(trust_region) and trust_region > 0
         ):
@@ -111,11 +143,26 @@ class UpdateOptions:
 
     @property
     def forgets_by_evidence(self) -> bool:
-        """Whether it does: where asked to, and by default where the model learns."""
-        if self.forget is None:
-            # Every k-th update alone learns too late to tell a change from a bad start.
-            return self.num_steps > 0 and self.learn_hyperparameters in ("auto", 1)
-        return self.forget == "auto"
+        """Whether it does; fixed hyperparameters cannot tell a change from noise."""
+        learns = self.num_steps > 0 and self.learn_hyperparameters in ("auto", 1)
+        return learns and self.forget in (None, "auto")
+
+    @property
+    def price(self) -> float:
+        """Nats that a change has to win, for its odds."""
+        return -math.log(self.change_odds)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether data that are far off may be left out."""
+        return self.outliers and self.forgets_by_evidence
+
+    @property
+    def integrates(self) -> bool:
+        """Whether hyperparameters of a young model are integrated out."""
+        if self.trust_region is not None or not self.integrate_hyperparameters:
+            return False
+        return self.learns_when_due
 
     @property
     def learns_when_due(self) -> bool:
@@ -128,3 +175,25 @@ class UpdateOptions:
             return self.num_steps > 0
         every = int(self.learn_hyperparameters)
         return self.num_steps > 0 and every > 0 and num_updates % every == 0
+
+
+def resolve(
+    options: UpdateOptions | None, learn: bool | int | str | None, keywords: dict
+) -> UpdateOptions:
+    """Options of one update, from an object, from keywords, or from both.
+
+    Args:
+        options: Where to start; the defaults if ``None``.
+        learn: A short name of ``learn_hyperparameters``; ``None`` if not given.
+        keywords: Fields of :class:`UpdateOptions` that differ.
+    """
+    if options is not None and not isinstance(options, UpdateOptions):
+        raise ArgumentError(
+            f"options is {kind_of(options)}; expected UpdateOptions, such as "
+            "UpdateOptions(num_steps=50)."
+        )
+    if learn is not None:
+        keywords = {"learn_hyperparameters": learn, **keywords}
+    known = [field.name for field in fields(UpdateOptions)]
+    check_options(keywords, known, "update")
+    return replace(options or UpdateOptions(), **keywords)

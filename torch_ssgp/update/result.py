@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from torch import Tensor
 
@@ -30,8 +33,8 @@ _ADVICE = {
         "hyperparameters where the kernel is finite."
     ),
     Status.JITTER: (
-        "The covariance of the inducing points could not be factored, so the jitter "
-        "was raised permanently (model.summary.jitter). Check that the kernel is "
+        "The covariance of the points could not be factored, so the jitter "
+        "was raised permanently (model.memory.jitter). Check that the kernel is "
         "positive definite, or set the jitter: with torch_ssgp.settings.jitter(1e-6): "
         "..."
     ),
@@ -48,36 +51,31 @@ class UpdateResult:
     """What one update did.
 
     Attributes:
-        bound: ``(*batch,)``, bound on the log evidence of all data seen.
+        bound: ``(*batch,)``, bound on the log evidence of all data seen; the evidence
+            itself until something was compressed.
         increment: ``(*batch,)``, the change of ``bound``: the online bound on log p(new
             data | earlier data). Increments add up to ``bound`` as long as nothing is
             forgotten.
         bound_trace: ``(steps, *batch)``, the bound after every step.
-        num_steps: Steps taken. For L-BFGS, evaluations of the bound, which may exceed
-            the budget by a quarter.
+        num_steps: Evaluations of the inner loop.
         converged: Whether the inner loop ended on a plateau before it used up its
             budget.
-        projection_loss: ``(*batch,)``, nats that the bound loses because the model
-            computes with its inducing points, not with the whole memory.
-        projection_loss_before: ``(*batch,)``, the same before the inner loop, with its
-            first inducing points and the old hyperparameters.
-        memory_loss: ``(*batch,)``, nats lost permanently because the memory was
-            compressed; zero while it has room.
-        num_inducing: Number of inducing points now.
-        num_kept: ``(*batch,)``, how many of the old inducing points are among them.
-        num_added: ``(*batch,)``, how many are new.
-        num_dropped: ``(*batch,)``, how many of the old ones are gone.
-        num_remembered: Number of points in the memory now.
+        projection_loss: ``(*batch,)``, nats lost permanently by a compression; zero
+            while the memory has room.
+        num_inducing: Number of points now, those of raw data included.
+        num_rows: Number of rows now, raw data included: what ``memory_size`` bounds.
         restarted: ``(*batch,)``, whether hyperparameters learned from a fresh start
             won; ``False`` if no fresh start was due.
         forgot: ``(*batch,)``, power that the likelihood of the past was raised to: 1 if
             nothing was forgotten, 0 if the stream started over.
+        rate: ``(*batch,)``, rate of drift per datum that the evidence has found; zero
+            if there is none.
         surprise: ``(*batch,)``, nats per datum by which the new data were less
             probable than the model expected; about zero while all is well.
-        flattened: ``(*batch,)``, whether learning explained the function as noise
-            although nothing was forgotten. The variance of the noise grew by a factor
-            of 10 (3 with surprising data), or every lengthscale left the range of the
-            data. Usually the stream has changed; a ``FlattenedWarning`` says so once.
+        alarm: ``(*batch,)``, log Bayes factor against the model so far: the sum of what
+            the latest data say.
+        alarm_since: ``(*batch,)``, how many data that sum is over.
+        num_outliers: Data that were left out as outliers, in the whole stream.
         learned: Whether the inner loop ran.
         seconds: Wall-clock time of the update.
         status: ``"ok"``, or how far the update had to fall back, as a
@@ -93,17 +91,39 @@ class UpdateResult:
     num_steps: int
     converged: bool
     projection_loss: Tensor
-    projection_loss_before: Tensor
-    memory_loss: Tensor
     num_inducing: int
-    num_kept: Tensor
-    num_added: Tensor
-    num_dropped: Tensor
-    num_remembered: int
+    num_rows: int
     restarted: Tensor
     forgot: Tensor
+    rate: Tensor
     surprise: Tensor
-    flattened: Tensor
+    alarm: Tensor
+    alarm_since: Tensor
+    num_outliers: int
     learned: bool
     seconds: float
     status: Status = Status.OK
+
+    def __getattr__(self, name: str) -> Any:
+        """Fields of version 0.2.0 that mean nothing any more say what to read."""
+        if name not in _GONE:
+            raise AttributeError(f"UpdateResult has no field {name!r}.")
+        new, value = _GONE[name]
+        warnings.warn(
+            f"UpdateResult.{name} is deprecated; read {new} instead.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return value(self)
+
+
+# Fields of version 0.2.0: what to read instead, and what they are now.
+_GONE: dict[str, tuple[str, Callable[[UpdateResult], Any]]] = {
+    "memory_loss": ("projection_loss", lambda r: r.projection_loss),
+    "projection_loss_before": ("projection_loss", lambda r: r.projection_loss),
+    "num_remembered": ("num_inducing", lambda r: r.num_inducing),
+    "num_kept": ("num_inducing", lambda r: r.forgot.long() * r.num_inducing),
+    "num_added": ("num_inducing", lambda r: 0),
+    "num_dropped": ("num_inducing", lambda r: 0 * r.forgot.long()),
+    "flattened": ("alarm", lambda r: r.forgot < 0),
+}

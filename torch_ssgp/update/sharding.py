@@ -1,85 +1,124 @@
 r"""The bound of one update, its rows divided among processes.
 
-Every sum over rows is computed where the rows are, and then added up:
+In every step of the inner loop, sums over rows are computed where the rows are, and
+then added up:
 
-.. math:: A A^\top, \quad A r, \quad \|r\|^2 + t
+.. math:: A A^\top, \quad A r, \quad \|r\|^2 + t,
 
-in every step of the inner loop, then the gradients of hyperparameters and inducing
-points. Every process computes the rest (the factor of :math:`K_{bb}`, the solution,
-priors of hyperparameters) from the same numbers, and its gradient counts once. Stored
-rows are compressed by a QR in every process and then one QR of all their factors, so no
-condition number is squared here either.
+and then the gradients of hyperparameters and inducing points. Every process computes
+the rest (the factor of :math:`K_{bb}`, the solution, priors of hyperparameters) from
+the same numbers, and its gradient counts once. What happens once per update, such as
+the projection of a compression, every process does in full.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from torch_ssgp import functional as fn
 from torch_ssgp import fused
-from torch_ssgp.exceptions import breakdowns
-from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
-from torch_ssgp.memory import Data, GaussianData
+from torch_ssgp.exceptions import PeerError
+from torch_ssgp.functional import PseudoObservations
+from torch_ssgp.kernels import Values
+from torch_ssgp.memory import Data, Rows
 from torch_ssgp.update.objective import GaussianObjective, Prior
 
 
-class Team(ABC):
-    """Processes that share the work of an update; all make the same calls.
+class Team:
+    """The processes of a group of ``torch.distributed``; all make the same calls.
+
+    Args:
+        group: The group; ``None`` for all processes.
+        device: Where tensors are exchanged.
 
     Attributes:
         rank: The number of this process, from zero.
         size: How many there are.
+        num_bytes: Bytes of all messages so far, each counted once.
+        num_messages: The number of messages.
     """
 
-    rank: int
-    size: int
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self.group, self.device = group, device
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.first_rank = 0 if group is None else dist.get_global_rank(group, 0)
+        self.num_bytes = self.num_messages = 0
 
-    @abstractmethod
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes, the same bits in each."""
-
-    @abstractmethod
-    def gather(self, values: Tensor) -> list[Tensor]:
-        """The tensors of all processes, which may differ in their last size."""
-
-    @abstractmethod
-    def first(self, values: Tensor) -> Tensor:
-        """The tensor of the first process; those of others have the same shape."""
-
-    @abstractmethod
-    def agree(self, values: Tensor) -> Tensor:
-        """The tensor of the first process, whatever the shape of the others."""
+    @contextmanager
+    def _sending(self, values: Tensor | None = None, times: int = 1) -> Iterator[None]:
+        """Count a message, and turn errors of the network into a :class:`PeerError`."""
+        if values is not None:
+            self.num_bytes += values.numel() * values.element_size() * times
+            self.num_messages += 1
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerError(
+                "A rank was lost, or did not answer within the timeout of the process "
+                "group. The model of this rank is unchanged. Stop all ranks and "
+                "restart them, from a saved file if there is one. The network error "
+                f"was: {str(error).splitlines()[0]}"
+            ) from error
 
     def sum_all(self, *values: Tensor) -> list[Tensor]:
-        """Sums of several tensors, in one message.
-
-        Args:
-            *values: Tensors of one dtype.
-        """
-        total = self.sum(torch.cat([v.reshape(-1) for v in values]))
+        """Sums over all processes of tensors of one dtype, the same bits in each."""
+        total = torch.cat([v.detach().reshape(-1) for v in values])
+        with self._sending(total):
+            dist.all_reduce(total, group=self.group)
         parts = total.split([v.numel() for v in values])
         return [p.view(v.shape) for p, v in zip(parts, values, strict=True)]
 
-    def share(self, num_data: int, num_rows: int) -> tuple[int, int]:
-        """Where the data of this process begin, and how many they are.
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """The tensors of all processes, which may differ in their last size."""
+        sizes = self.everyones(values.size(-1))
+        padded = values.new_zeros(*values.shape[:-1], max(sizes))
+        padded[..., : values.size(-1)] = values
+        every = [torch.empty_like(padded) for _ in sizes]
+        with self._sending(padded, self.size):
+            dist.all_gather(every, padded, group=self.group)
+        return [t[..., :size] for t, size in zip(every, sizes, strict=True)]
 
-        The first process has the rows of the past, and so fewer data.
+    def first(self, values: Tensor) -> Tensor:
+        """The tensor of the first process; those of others have the same shape."""
+        same = values.detach().contiguous().clone()
+        with self._sending(same):
+            dist.broadcast(same, self.first_rank, group=self.group)
+        return same
+
+    def agree(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors of the first process, in one message.
 
         Args:
-            num_data: The number of all data.
-            num_rows: The number of rows of the past.
+            values: As many in every process, of the same dtypes, of any shapes.
         """
-        first = max((num_data + num_rows) // self.size - num_rows, 0)
-        first = first if self.size > 1 else num_data
-        rest, others = num_data - first, max(self.size - 1, 1)
-        ends = [first + rest * k // others for k in range(self.size)]
-        start = 0 if self.rank == 0 else ends[self.rank - 1]
-        return start, ends[self.rank] - start
+        shapes = self.everyones([tuple(v.shape) for v in values])
+        if any(len(each) != len(values) for each in shapes):
+            raise PeerError(
+                "The ranks have come to different results, and no model was changed. "
+                "Use the same hardware and the same versions for all ranks."
+            )
+        likes = [v.new_empty(s) for v, s in zip(values, shapes[0], strict=True)]
+        sizes = [v.numel() * v.element_size() for v in likes]
+        packed = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
+        if self.rank == 0:
+            parts = [v.detach().contiguous().view(-1) for v in values]
+            packed = torch.cat([p.view(torch.uint8) for p in parts])
+        return [
+            part.clone().view(like.dtype).reshape(like.shape)
+            for part, like in zip(self.first(packed).split(sizes), likes, strict=True)
+        ]
+
+    def everyones(self, value: Any) -> list[Any]:
+        """Small objects of all processes, in the order of ranks."""
+        values: list[Any] = [None] * self.size
+        with self._sending():
+            dist.all_gather_object(values, value, group=self.group)
+        return values
 
 
 class _Once(torch.autograd.Function):
@@ -98,57 +137,47 @@ class _Once(torch.autograd.Function):
 class ShardedObjective(GaussianObjective):
     """The bound with Gaussian noise, of which this process has a share of the rows.
 
+    Data are divided evenly, and the first process has the compressed rows too. Without
+    inducing points it is the evidence, which every process computes in full.
+
     Args:
         prior: Working copies of mean, kernel and likelihood.
+        rows: What is compressed.
         data: All data: choices look at them.
-        z_a: Points of the memory.
-        past: Pseudo-observations there.
-        shared_noise: Whether the rows of the past have the noise of the likelihood.
-        jitter: Relative jitter.
         team: The processes that share the work.
+        **options: As of :class:`Objective`.
     """
 
     def __init__(
-        self,
-        prior: Prior,
-        data: Data,
-        z_a: Tensor,
-        past: PseudoObservations,
-        *,
-        shared_noise: bool,
-        jitter: float,
-        team: Team,
+        self, prior: Prior, rows: Rows, data: Data, *, team: Team, **options: Any
     ) -> None:
-        forms = {"shared_noise": shared_noise, "alpha": 0.0, "jitter": jitter}
-        super().__init__(prior, data, z_a, past, **forms)  # type: ignore[arg-type]
-        self.team = team
-        start, count = team.share(data.y.size(-1), past.g.size(-1))
-        self.rows = slice(start, start + count)
+        super().__init__(prior, rows, data, **options)
+        self.team, past, num_data = team, rows.past, data.y.size(-1)
+        start, end = (num_data * k // team.size for k in (team.rank, team.rank + 1))
         if team.rank:
-            z_a = z_a[..., :0, :]
             past = PseudoObservations(
                 past.U[..., :0, :0], past.g[..., :0], 0 * past.rho, 0 * past.n
             )
-        mine = data.narrow(start, count)
-        self.local = GaussianObjective(prior, mine, z_a, past, **forms)  # type: ignore[arg-type]
+            time = None if rows.time is None else rows.time[..., :0]
+            rows = Rows(rows.points[..., :0, :], past, time)
+        mine = data.narrow(start, end - start)
+        self.local = GaussianObjective(prior, rows, mine, **options)
+        self.local.log_rate = self.log_rate
 
-    def _once(self, value: Tensor) -> Tensor:
-        return _Once.apply(value, self.team.rank == 0)
+    @property
+    def is_readable(self) -> bool:
+        """Not where gradients are shared, which the modules have."""
+        return self.z is None and super().is_readable
 
-    # -- what goes to the rows of this process ----------------------------------------
+    def start_at(self, z: Tensor | None, learn: bool = False) -> None:
+        """Put inducing points at ``z``, in all processes."""
+        super().start_at(z, learn)
+        self.local.start_at(z, learn)
+        self.local.z = self.z
 
-    def start_at(self, z: Tensor, learn: bool = False) -> None:
-        """Put the inducing points where the first process has them."""
-        self.local.start_at(self.team.agree(z), learn)
-        self.z = self.local.z
-
-    def prior(self) -> PriorBlocks:
-        """Prior blocks of the rows of this process."""
-        return self.local.prior()
-
-    def final_prior(self, z: Tensor, num_inducing: int | None = None) -> PriorBlocks:
-        """Prior blocks of the rows of this process, for what is stored."""
-        return self.local.final_prior(z, num_inducing)
+    def agree(self, points: Tensor) -> Tensor:
+        """The choice of the first process."""
+        return self.team.agree([points])[0]
 
     def raise_jitter(self) -> bool:
         """Take the next larger jitter; ``False`` if there is none."""
@@ -156,68 +185,31 @@ class ShardedObjective(GaussianObjective):
         self.local.jitter = self.jitter
         return raised
 
-    # -- what comes from the rows of all ----------------------------------------------
-
-    def agree(self, points: Tensor) -> Tensor:
-        """The choice of the first process."""
-        return self.team.agree(points)
-
-    def initialize(self) -> None:
-        """Initialise hyperparameters that the user has not set, in place."""
-        super().initialize()
-        with torch.no_grad():
-            for parameter in self.modules_of_prior.parameters():
-                parameter.copy_(self.team.first(parameter.detach()))
-
-    def project(
-        self, prior: PriorBlocks, data: GaussianData
-    ) -> tuple[Projection, Tensor]:
-        """Rows that say the same as those of all processes, and their noise scale."""
-        noise = data.noise
-        mine = GaussianData(
-            data.target[..., self.rows],
-            None if noise is None else noise[..., self.rows],
-            data.offset if self.team.rank == 0 else 0 * data.offset,
-        )
-        rows, s = self.local.project(prior, mine)
-        rows = fn.compress(rows)
-        loss, rho = self.team.sum_all(rows.loss, rows.rho)
-        A, r = fn.broadcast_matrices(rows.A, rows.r.unsqueeze(-2))
-        every = torch.cat(self.team.gather(torch.cat([A, r], -2)), -1)
-        rows = rows._replace(
-            A=every[..., :-1, :], r=every[..., -1, :], loss=loss, rho=rho
-        )
-        return rows._replace(n=self.num_data), s
-
-    @breakdowns()
-    def total(self) -> tuple[Tensor, Tensor]:
-        """What the inner loop maximises and the bounds in it, ``(*batch,)`` each."""
-        if self.loss_before is None:
-            with torch.no_grad():
-                rows, s = self.local.project(
-                    self.local.prior(), self.local.as_gaussian()
-                )
-                self.loss_before = self.team.sum(rows.loss) / (2 * s)
-        K_bb, K_br, r, t, s = self.local.terms()
-        bound = fused.evidence(
-            self._once(K_bb),
-            K_br,
-            r,
-            t,
-            self._once(s),
-            self.num_data,
-            self.team.sum_all,
-        )
+    def bound(self, value: Values | None = None) -> Tensor:
+        """The evidence of all rows, or its bound from the rows of all processes."""
+        if self.z is None:
+            return super().bound(value)
+        K_bb, K_br, r, t, s = self.local.terms(self.evaluate())
+        n, sums = self.num_data, self.team.sum_all
+        bound = fused.evidence(self._once(K_bb), K_br, r, t, self._once(s), n, sums)
         # Every decision of the inner loop is made by this number.
-        same = self.team.first(bound.detach())
-        bound = bound + (same - bound.detach())
-        density = self.log_prior()
-        if isinstance(density, Tensor):
-            density = self._once(density)
-        return bound + density, bound
+        same = self.team.first(bound)
+        return bound + (same - bound.detach()) - self.sunk
+
+    def log_prior(self) -> Tensor | float:
+        """Log-density of the hyperparameters, whose gradient counts once."""
+        density = super().log_prior()
+        if self.z is None or not isinstance(density, Tensor):
+            return density
+        return self._once(density)
+
+    def _once(self, value: Tensor) -> Tensor:
+        return _Once.apply(value, self.team.rank == 0)
 
     def share_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Add up the gradients of all processes."""
+        """Add up the gradients of all processes, if each has a share."""
+        if self.z is None:
+            return
         used = [p for p in parameters if p.grad is not None]
         grads = [p.grad for p in used if p.grad is not None]
         for parameter, grad in zip(used, self.team.sum_all(*grads), strict=True):

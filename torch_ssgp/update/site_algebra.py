@@ -112,7 +112,7 @@ def basis(prior: PriorBlocks, past: PseudoObservations) -> Basis:
         m_f=prior.m_f,
         G=white.G,
         r_a=white.r_a,
-        lost_a=white.seen - fn.squared_norm(white.G, (-2, -1)),
+        lost_a=white.lost_a.sum(-1),
         rest=past.rho + past.n * fn.LOG_2PI,
     )
 

@@ -77,10 +77,9 @@ def initialize_sites(objective: SiteObjective) -> None:
 
     def bound() -> Tensor:
         trial = SiteObjective(
-            objective.modules_of_prior,
+            objective.prior,
+            objective.rows,
             Data(x, y, weight=None if seen is None else seen.to(y.dtype)),
-            objective.z_a,
-            objective.past,
             shared_noise=False,
             alpha=0.0,
             jitter=objective.jitter,

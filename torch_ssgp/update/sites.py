@@ -31,6 +31,8 @@ hyperparameters and inducing points with the sites held, which is tighter than h
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -38,10 +40,13 @@ from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
 from torch_ssgp.exceptions import breakdowns
 from torch_ssgp.functional import PriorBlocks
-from torch_ssgp.memory import GaussianData, Memory, extremes
+from torch_ssgp.kernels import Values
+from torch_ssgp.memory import Data, GaussianData, Rows, extremes
 from torch_ssgp.modules import variances
 from torch_ssgp.points import evenly
-from torch_ssgp.update.objective import Objective
+from torch_ssgp.prediction import Predictor
+from torch_ssgp.rows import log_density
+from torch_ssgp.update.objective import Evaluated, Objective, Prior
 from torch_ssgp.update.site_algebra import (
     MIN_PRECISION,
     Basis,
@@ -53,6 +58,7 @@ from torch_ssgp.update.site_algebra import (
     marginals,
     natural_gradient,
 )
+from torch_ssgp.update.young import Grid
 
 SECANT_LENGTH = 2.0  # standard deviations, see `secant_sites`
 TOLERANCE = 1e-8  # of natural gradients, in units of the prior
@@ -64,12 +70,11 @@ CHECK_EVERY = 5  # iterations between two looks at the residual: a device waits 
 class SiteObjective(Objective):
     """The bound of one update with a likelihood that is not Gaussian.
 
-    :meth:`forward` takes an E-step, so a loop over gradient steps alternates E and M;
+    :meth:`bound` takes an E-step, so a loop over gradient steps alternates E and M;
     :meth:`as_gaussian` ends with E-steps until the sites converge. Data in the memory
     start from their earlier sites.
     """
 
-    revises = True
     round_length = ROUND
     sites: Sites | None = None
     known: Sites | None = None  # sites of the first data, from earlier updates
@@ -82,7 +87,7 @@ class SiteObjective(Objective):
         """Whether the last batch dimension is classes that share their data."""
         return likelihoods.couples_classes(self.likelihood)
 
-    def initialize(self) -> None:
+    def initialize(self, grid: Grid | None = None) -> None:
         """Initialise hyperparameters that the user has not set, in place."""
         # Here, since that module needs this one.
         from torch_ssgp.update.site_initialization import initialize_sites
@@ -90,26 +95,31 @@ class SiteObjective(Objective):
         self.sites = None
         initialize_sites(self)
 
-    def recall_sites(self, memory: Memory, num_raw: int) -> None:
-        """Start from the earlier sites of data in the memory."""
-        if num_raw == 0:
+    def recall_sites(self, old: GaussianData) -> None:
+        """Start from the earlier sites of the first data."""
+        if old.target.size(-1) == 0:
             return
-        y = self.data.y[..., :num_raw]
-        target, noise = (
-            t.detach().to(y)[..., t.size(-1) - num_raw :].expand(y.shape)
-            for t in (memory.target, memory.noise)
-        )
-        precision = 1 / noise
+        assert old.noise is not None
+        precision = 1 / old.noise
         if self.data.weight is not None:
-            precision = precision * self.data.weight[..., :num_raw]
-        self.known = Sites(precision * target, precision)
+            precision = precision * self.data.weight[..., : precision.size(-1)]
+        self.known = Sites(precision * old.target, precision)
+
+    @property
+    def is_readable(self) -> bool:
+        """It is not: the likelihood has hyperparameters of its own."""
+        return False
+
+    def basis(self) -> Basis:
+        """Coordinates of data and past at the present hyperparameters and points."""
+        return basis(self.blocks(self.evaluate()), self.past)
 
     def remembered_noise(self, data: GaussianData) -> Tensor:
         """That of the sites."""
         assert data.noise is not None
         return data.noise
 
-    def noises(self) -> tuple[Tensor, Tensor]:
+    def noises(self, now: Evaluated) -> tuple[Tensor, Tensor]:
         """Noise of the sites of data of weight one ``(*batch, n)``; scale one."""
         if self.sites is None:
             self.guess_sites()
@@ -148,11 +158,10 @@ class SiteObjective(Objective):
         Returns:
             Their bound, ``(*batch,)``.
         """
-        x = self.data.x
+        x = self.x
         keep = evenly(x, min(num_points, x.size(-2)))
         self.start_at(torch.cat([self.z_a, x[..., keep, :]], -2))
-        rows = basis(self.prior(), self.past)
-        return self.settle(rows, num_iterations, tolerance=0.0)[-1]
+        return self.settle(self.basis(), num_iterations, tolerance=0.0)[-1]
 
     def expected_log_prob(self, q: Marginals) -> Tensor:
         """Shares of the expected log-likelihood, ``(*batch, n)``, times weights."""
@@ -162,7 +171,7 @@ class SiteObjective(Objective):
         return log_prob if self.data.weight is None else self.data.weight * log_prob
 
     @torch.no_grad()
-    def evaluate(self, basis: Basis, sites: Sites) -> EStep:
+    def evaluate_sites(self, basis: Basis, sites: Sites) -> EStep:
         """Bound and natural gradient at the given sites."""
         q = marginals(basis, sites)
         with torch.enable_grad():
@@ -182,7 +191,7 @@ class SiteObjective(Objective):
                 rest = nothing[..., self.known.linear.size(-1) :]
                 self.sites = Sites(*(torch.cat([k, rest], -1) for k in self.known))
             self.step = nothing.new_ones(nothing.shape[:-1])
-        return self.evaluate(basis, self.sites)
+        return self.evaluate_sites(basis, self.sites)
 
     def next_step(self, basis: Basis, now: EStep) -> EStep:
         """Go where the natural gradient points, unless the bound would decrease.
@@ -191,7 +200,7 @@ class SiteObjective(Objective):
         the next one.
         """
         step = self.step.unsqueeze(-1)
-        trial = self.evaluate(basis, now.sites.move(now.goal, step))
+        trial = self.evaluate_sites(basis, now.sites.move(now.goal, step))
         change = trial.bound - now.bound
         slack = 1e-13 * now.bound.abs()
         if self.coupled:
@@ -284,20 +293,17 @@ class SiteObjective(Objective):
 
     # -- what the inner loop and the model see --------------------------------------
 
-    def forward(self) -> Tensor:
+    def bound(self, value: Values | None = None) -> Tensor:
         """The bound ``(*batch,)``, after which the sites take an E-step.
 
         One evaluation of the likelihood serves both. Steps halve when the bound falls
         from one call to the next. Without gradients, or when not ``moving``, the sites
         stay.
         """
-        rows = basis(self.prior(), self.past)
+        rows = self.basis()
         if self.sites is None:
             self.settle(Basis(*(t.detach() for t in rows)), 10, tolerance=0.0)
         assert self.sites is not None
-        if self.loss_before is None:
-            lost_f = (self.sites.precision * rows.lost_f).sum(-1)
-            self.loss_before = (0.5 * (lost_f + rows.lost_a)).detach()
         q = marginals(rows, self.sites)
         log_prob = self.expected_log_prob(q)
         bound = log_prob.sum(-1) - q.cost
@@ -305,13 +311,7 @@ class SiteObjective(Objective):
             goal = natural_gradient(rows, q, log_prob, self.data.seen)
             self._adapt_step(bound.detach())
             self.sites = self.sites.move(goal, self.step.unsqueeze(-1))
-        return bound
-
-    @breakdowns()
-    def total(self) -> tuple[Tensor, Tensor]:
-        """What the inner loop maximises and the bounds in it, ``(*batch,)`` each."""
-        bound = self()
-        return bound + self.log_prior(), bound
+        return bound - self.sunk
 
     def _adapt_step(self, bound: Tensor) -> None:
         if self.coupled:
@@ -326,29 +326,60 @@ class SiteObjective(Objective):
     @torch.no_grad()
     def new_round(self) -> None:
         """Settle the sites, which stay until the next round."""
-        self.settle(basis(self.prior(), self.past))
+        self.settle(self.basis())
         self.moving = False
 
     @torch.no_grad()
-    def as_gaussian(self, prior: PriorBlocks) -> GaussianData:
+    def given(self, mean: Tensor, covariance: Tensor) -> GaussianData:
+        """Sites of data whose function values are known from elsewhere.
+
+        Args:
+            mean: ``(*batch, n)``, what is predicted of these.
+            covariance: ``(*batch, n, n)``, likewise.
+        """
+        k_f = covariance.diagonal(dim1=-2, dim2=-1)
+        L = fn.cholesky(covariance + torch.diag_embed(self.jitter * k_f))
+        nothing, zero = mean[..., :0], torch.zeros_like(mean[..., 0])
+        rows = Basis(
+            A_f=L.mT,
+            k_f=k_f,
+            lost_f=torch.zeros_like(k_f),
+            m_f=mean,
+            G=L.mT[..., :0],
+            r_a=nothing,
+            lost_a=zero,
+            rest=zero,
+        )
+        self.settle(rows)
+        assert self.sites is not None
+        bound = self.evaluate_sites(rows, self.sites).bound
+        noise, target = self._noise(self.sites), self.sites.target
+        B = covariance + torch.diag_embed(noise)
+        seen = self.data.seen
+        if seen is not None:
+            B = B.where(seen.unsqueeze(-1) & seen.unsqueeze(-2), 0)
+            B = B + torch.diag_embed((~seen).to(B) / (2 * math.pi))
+        r = target - mean if seen is None else (target - mean).where(seen, 0)
+        evidence = log_density(r, B, torch.zeros_like(r))
+        return GaussianData(target, noise, 2 * (evidence - bound))
+
+    @torch.no_grad()
+    def as_gaussian(self) -> GaussianData:
         """Rows of the settled sites.
 
         Their offset is the constant for which the evidence of the rows is the bound:
         :math:`2 \\sum_i E_q [\\log t_i(f_i) - \\log p(y_i | f_i)]`, up to the
         normalisation of the rows. As long as q stays, nothing changes when data
         become rows, and increments of the bound add up.
-
-        Args:
-            prior: Prior blocks at the final hyperparameters and inducing points.
         """
-        rows = basis(prior, self.past)
+        rows = self.basis()
         self.settle(rows)
         assert self.sites is not None
-        bound = self.evaluate(rows, self.sites).bound
-        return self._rows_of(self.sites, prior, bound)
+        bound = self.evaluate_sites(rows, self.sites).bound
+        return self._rows_of(self.sites, bound)
 
     @torch.no_grad()
-    def as_frozen(self, prior: PriorBlocks, data: GaussianData) -> GaussianData:
+    def as_frozen(self, data: GaussianData) -> GaussianData:
         """Rows of secants for classes, which often arrive one after the other.
 
         Two classes do where all labels at hand agree.
@@ -361,15 +392,50 @@ class SiteObjective(Objective):
         changes = seen & ((low == high).unsqueeze(-1) | self.coupled)
         if not bool(changes.any()):
             return data
-        rows = basis(prior, self.past)
+        rows = self.basis()
         assert self.sites is not None
-        bound = self.evaluate(rows, self.sites).bound
+        bound = self.evaluate_sites(rows, self.sites).bound
         pairs = zip(self.secant_sites(rows, self.sites), self.sites, strict=True)
         sites = Sites(*(torch.where(changes, new, old) for new, old in pairs))
-        return self._rows_of(sites, prior, bound)
+        return self._rows_of(sites, bound)
 
-    def _rows_of(self, sites: Sites, prior: PriorBlocks, bound: Tensor) -> GaussianData:
-        nothing = torch.zeros_like(self.past.rho)
+    def _rows_of(self, sites: Sites, bound: Tensor) -> GaussianData:
+        nothing, now = torch.zeros_like(self.past.rho), self.evaluate()
         data = GaussianData(sites.target, self._noise(sites), nothing)
-        excess = fn.evidence(*self.project(prior, data)) - bound
+        arguments = (self.blocks(now), data, now, self.past, self.data.weight)
+        excess = fn.evidence(*self.project(*arguments)) - bound
         return data._replace(offset=2 * excess)
+
+
+@torch.no_grad()
+def sites_ahead(
+    prior: Prior, predictor: Predictor, new: Data, nothing: Rows, jitter: float
+) -> GaussianData:
+    """Sites of new data, given what the rows so far predict of them.
+
+    Args:
+        prior: Modules that do not learn.
+        predictor: The factor of the rows so far.
+        new: New data.
+        nothing: No rows, in the shape of the streams.
+        jitter: Relative jitter.
+    """
+    latent = predictor(new.x)
+    objective = SiteObjective(
+        prior, nothing, new, shared_noise=False, alpha=0.0, jitter=jitter
+    )
+    batch = new.y.shape[:-1]
+    mean, covariance = latent.mean, latent.covariance_matrix
+    return objective.given(
+        mean.expand(*batch, -1), covariance.expand(*batch, *covariance.shape[-2:])
+    )
+
+
+def joined_sites(old: GaussianData, new: GaussianData) -> GaussianData:
+    """Sites of old and of new data, side by side."""
+    assert old.noise is not None and new.noise is not None
+    return GaussianData(
+        torch.cat(fn.broadcast_rows(old.target, new.target), -1),
+        torch.cat(fn.broadcast_rows(old.noise, new.noise), -1),
+        old.offset + new.offset,
+    )

@@ -8,18 +8,21 @@ import torch
 from torch import Tensor
 
 from torch_ssgp import functional as fn
-from torch_ssgp.compression import recent_half
+from torch_ssgp import likelihoods, memory
+from torch_ssgp.buffers import stored
 from torch_ssgp.exceptions import Breakdown
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.inducing import InducingPolicy
-from torch_ssgp.memory import Data, Memory, Rows
-from torch_ssgp.summary import PosteriorSummary
+from torch_ssgp.memory import Counts, Data, GaussianData, Memory, Rows
+from torch_ssgp.modules import observation_noise
+from torch_ssgp.prediction import Predictor, freeze
+from torch_ssgp.update import young
 from torch_ssgp.update.ascent import Ascended
-from torch_ssgp.update.objective import Prior
+from torch_ssgp.update.objective import GaussianObjective, Objective, Prior
 from torch_ssgp.update.result import Status
-from torch_ssgp.update.sharding import Team
-
-GONE = 1e-9  # power of a past that is forgotten
+from torch_ssgp.update.sharding import ShardedObjective, Team
+from torch_ssgp.update.sites import SiteObjective
+from torch_ssgp.update.young import Grid
 
 
 class Known(NamedTuple):
@@ -30,23 +33,25 @@ class Known(NamedTuple):
         frozen: Copies of them that do not learn, in the dtype of the algebra.
         start: What their parameters were before the first update.
         memory: What the stream has said so far.
-        summary: The posterior at the inducing points.
+        predictor: Its factor, if it is at hand.
+        curvature: Inverse Hessian that learning met last, if any did.
     """
 
     prior: Prior
     frozen: Prior
     start: list[Tensor]
     memory: Memory
-    summary: PosteriorSummary
+    predictor: Predictor | None = None
+    curvature: Tensor | None = None
 
 
 class Limits(NamedTuple):
     """What a model may use, and in which form.
 
     Attributes:
-        num_inducing: Largest number of inducing points.
-        memory_size: Number of points that the memory is compressed to.
-        policy: Chooses inducing points.
+        num_inducing: Number of points that a compression leaves.
+        memory_size: Largest number of rows.
+        policy: Chooses the points; ``None`` for those that cover the inputs.
         alpha: Power of Power-EP.
         shared_noise: Whether all rows have the noise of the likelihood.
         jitter: Relative jitter.
@@ -56,7 +61,7 @@ class Limits(NamedTuple):
 
     num_inducing: int
     memory_size: int
-    policy: InducingPolicy
+    policy: InducingPolicy | None
     alpha: float
     shared_noise: bool
     jitter: float
@@ -64,159 +69,395 @@ class Limits(NamedTuple):
     team: Team | None = None
 
 
+class Base(NamedTuple):
+    """What a branch inherited, kept apart from what it has seen since.
+
+    Attributes:
+        key: Names the model that the branch continues.
+        past: Its rows, the first ones.
+        num_raw: The number of its raw data, the first ones.
+        power: What forgetting has left of it.
+        sunk: ``(*batch,)``, nats that compressions of it have lost.
+    """
+
+    key: Tensor
+    past: PseudoObservations
+    num_raw: int
+    power: Tensor
+    sunk: Tensor
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Buffers of a memory."""
+        counts = torch.tensor([self.past.g.size(-1), self.num_raw])
+        rows, raw = counts.to(self.past.g.device).unbind()
+        return {
+            "base_key": self.key,
+            "base_rows": rows.clone(),
+            "base_raw": raw.clone(),
+            "base_residual": stored(self.past.rho),
+            "base_data": stored(self.past.n),
+            "base_sunk": stored(self.sunk),
+            "base_power": stored(self.power.to(self.past.rho)),
+        }
+
+
+class State(NamedTuple):
+    """What a model knows, between two steps of an update.
+
+    Attributes:
+        prior: Modules that do not learn, in the dtype of the algebra.
+        rows: What is compressed.
+        data: Raw data, with their time.
+        sites: The same as Gaussian observations, where the likelihood is not Gaussian.
+        error: ``(*batch, k)``, standardised errors of raw data when they came.
+        sunk: ``(*batch,)``, nats that compressions have lost.
+        bound: ``(*batch,)``, what the last update reported.
+        extremes: Smallest and largest target seen.
+        odds: ``(*batch,)``, log odds of the learned hyperparameters against a mixture.
+        grid: What the mixture is over; ``None`` where there is none.
+        rate: ``(*batch,)``, rate of drift; ``None`` where nothing drifts.
+        alarm: ``(*batch, 3)``, log Bayes factors against the model.
+        alarmed: ``(*batch, 3)``, raw data before each of them.
+        counts: What the stream has counted.
+        base: What a branch inherited.
+        jitter: Relative jitter.
+        predictor: Its factor, if it is at hand.
+    """
+
+    prior: Prior
+    rows: Rows
+    data: Data
+    sites: GaussianData | None
+    error: Tensor
+    sunk: Tensor
+    bound: Tensor
+    extremes: Tensor
+    odds: Tensor
+    grid: Grid | None
+    rate: Tensor | None
+    alarm: Tensor
+    alarmed: Tensor
+    counts: Counts
+    base: Base | None
+    jitter: float
+    predictor: Predictor | None
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows, raw data included."""
+        return self.rows.past.g.size(-1) + self.data.y.size(-1)
+
+    @property
+    def num_raw(self) -> int:
+        """The number of raw data."""
+        return self.data.y.size(-1)
+
+    @property
+    def num_data(self) -> Tensor:
+        """``()`` or ``(*batch,)``, data behind all rows."""
+        return self.rows.past.n + self.data.num_data
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether there are rows besides raw data."""
+        return self.rows.points.size(-2) > 0
+
+    @property
+    def is_young(self) -> bool:
+        """Whether hyperparameters are integrated out, in some stream."""
+        return self.grid is not None
+
+    def count(self, **values: float) -> State:
+        """The state with other counts."""
+        return self._replace(counts=self.counts._replace(**values))
+
+    def buffers(self, shared_noise: bool) -> dict[str, Tensor]:
+        """Buffers of the memory that it is to be.
+
+        Args:
+            shared_noise: Whether the noise of the rows follows the likelihood.
+        """
+        sites, g = self.sites, self.rows.past.g
+        if sites is None:
+            sites = self.observations(shared_noise)
+            sites = sites._replace(noise=self._remembered(sites, shared_noise))
+        rate = torch.zeros_like(self.sunk) if self.rate is None else self.rate
+        base = memory.no_base(self.sunk) if self.base is None else self.base.buffers()
+        return {
+            **memory.buffers(self.rows, self.data, sites, shared_noise),
+            "error": stored(self.error),
+            "sunk": stored(self.sunk),
+            "bound": stored(self.bound),
+            "extremes": stored(self.extremes),
+            "odds": stored(self.odds),
+            "rate": stored(rate),
+            "alarm": stored(self.alarm),
+            "alarmed": stored(self.alarmed),
+            "counts": g.new_tensor(self.counts),
+            **base,
+        }
+
+    def observations(self, shared_noise: bool) -> GaussianData:
+        """The raw data as Gaussian observations.
+
+        Args:
+            shared_noise: Whether they have the noise of the likelihood.
+        """
+        if self.sites is not None:
+            return self.sites
+        y, noise = self.data.y, None
+        if not shared_noise:
+            likelihood = self.prior.likelihood
+            noise = observation_noise(likelihood, self.data.noise).expand(y.shape)
+        return GaussianData(y, noise, torch.zeros_like(self.sunk))
+
+    def _remembered(self, sites: GaussianData, shared_noise: bool) -> Tensor | None:
+        """Noise with which raw data are remembered; ``None`` for that of all rows."""
+        if shared_noise:
+            return None
+        if self.data.noise is not None and hasattr(
+            self.prior.likelihood, "second_noise"
+        ):
+            return self.data.noise  # what is learned on top of it may change
+        return sites.noise
+
+    def scale(self, shared_noise: bool) -> Tensor:
+        """Noise scale of the rows, ``(*batch,)`` or one that broadcasts with it."""
+        if shared_noise:
+            return self.prior.likelihood.noise.squeeze(-1)
+        return self.sunk.new_ones(())
+
+
+def recall(known: Known, new: Data, limits: Limits) -> State:
+    """What is known, in the form and dtype of the coming update.
+
+    Args:
+        known: What the model knows.
+        new: New data, for their dtype and batch dimensions.
+        limits: The form of the rows.
+    """
+    memory, y, batch = known.memory, new.y, new.y.shape[:-1]
+    frozen, num_dims = known.frozen, new.x.size(-1)
+
+    z, past, time = memory.compressed
+    past = PseudoObservations(*(t.detach().to(y.dtype) for t in past))
+    noise, weight = (t.detach().to(y.dtype) for t in (memory.noise, memory.weight))
+    of_base = PseudoObservations(*(t.detach().to(y.dtype) for t in memory.of_base))
+    changes_form = bool(memory.shared_noise) and not limits.shared_noise
+    if changes_form and not memory.is_empty:
+        sigma2 = frozen.likelihood.noise.detach().to(y.dtype)
+        past = fn.to_sites(past, sigma2.squeeze(-1).expand(batch))
+        of_base = fn.to_sites(of_base, sigma2.squeeze(-1).expand(batch))
+        noise = torch.where(noise == 0, sigma2, noise)
+    if memory.is_empty:
+        z, x = (new.x[..., :0, :],) * 2
+    else:
+        z, x = (t.detach().to(y.dtype) for t in (z, memory.raw_x))
+        shape = (*new.x.shape[:-2], -1, num_dims)
+        z, x = z.expand(shape), x.expand(shape)
+    past = past._replace(
+        g=past.g.expand(*batch, -1), rho=past.rho.expand(batch)
+    )
+    data = Data(
+        x,
+        memory.y.detach().to(y.dtype).expand(*batch, -1),
+        None if limits.shared_noise else noise.expand(*batch, -1),
+        None if bool((weight == 1).all()) else weight,
+        memory.time[..., memory.time.size(-1) - memory.num_raw :].to(y.dtype),
+    )
+    sites = None
+    if not likelihoods.is_gaussian(frozen.likelihood):
+        target, offset = memory.target.to(y.dtype), memory.offset.to(y.dtype)
+        sites = GaussianData(
+            target.expand(*batch, -1), noise.expand(*batch, -1), offset.expand(batch)
+        )
+        data = data._replace(noise=None)
+    base = None
+    if int(memory.base_key):
+        power = memory.base_power.to(y.dtype)
+        of_base = of_base._replace(rho=of_base.rho.expand(batch))
+        sunk = memory.base_sunk.to(y.dtype).expand(batch)
+        base = Base(memory.base_key, of_base, int(memory.base_raw), power, sunk)
+    rate, odds = (t.to(y.dtype).expand(batch) for t in (memory.rate, memory.odds))
+    grid = None
+    if limits.shared_noise and bool((odds < young.TRUSTED).any()):
+        grid = young.grid_of(known.prior, known.start)
+    return State(
+        prior=frozen,
+        rows=Rows(z, past, time.to(y.dtype)),
+        data=data,
+        sites=sites,
+        error=memory.error.to(y.dtype).expand(*batch, -1),
+        sunk=memory.sunk.to(y.dtype).expand(batch),
+        bound=memory.bound.to(y.dtype).expand(batch),
+        extremes=memory.extremes.to(y.dtype),
+        odds=odds,
+        grid=grid,
+        rate=rate if bool((rate > 0).any()) else None,
+        alarm=memory.alarm.to(y.dtype),
+        alarmed=memory.alarmed.to(y.dtype),
+        counts=memory.count(),
+        base=base,
+        jitter=limits.jitter,
+        predictor=None if changes_form else known.predictor,
+    )
+
+
+def appended(
+    state: State, new: Data, sites: GaussianData | None, error: Tensor
+) -> State:
+    """The state with new raw data; its factor is not extended.
+
+    Args:
+        state: What is known.
+        new: New data.
+        sites: All data as Gaussian observations, where the likelihood is not Gaussian.
+        error: ``(*batch, n)``, standardised errors of the new data.
+    """
+    num_new, counts = new.y.size(-1), state.counts
+    if not num_new:
+        return state._replace(
+            sites=sites, counts=counts._replace(num_updates=counts.num_updates + 1)
+        )
+    batch = new.y.shape[:-1]
+    error = torch.cat(
+        fn.broadcast_rows(state.error, error.expand(new.y.shape)), -1
+    )
+    return state._replace(
+        data=state.data.joined(new),
+        sites=sites,
+        error=error,
+        extremes=memory.extremes(state.extremes, new),
+        odds=state.odds.expand(batch),
+        alarm=state.alarm.expand(*batch, -1),
+        alarmed=state.alarmed.expand(*batch, -1),
+        predictor=None,
+        counts=counts._replace(
+            num_updates=counts.num_updates + 1,
+            arrived=counts.arrived + num_new,
+            since_start=counts.since_start + num_new,
+            since_learning=counts.since_learning + num_new,
+        ),
+    )
+
+
+def no_rows(state: State) -> Rows:
+    """Nothing compressed, in the shape of a state."""
+    points, past, time = state.rows
+    assert time is not None
+    nothing = PseudoObservations(
+        past.U[..., :0, :0], past.g[..., :0], 0 * past.rho, 0 * past.n
+    )
+    return Rows(points[..., :0, :], nothing, time[..., :0])
+
+
+def fitted(state: State, limits: Limits) -> State:
+    """The state with a factor of its rows."""
+    predictor = state.predictor
+    if predictor is None:
+        predictor = _factored(state, limits)
+    if state.grid is not None and predictor.young is None and state.num_raw:
+        data, (mean, kernel, _) = state.data, state.prior
+        x = data.x.expand(*data.y.shape, -1)
+        mixture = young.mix(mean, kernel, state.grid, x, data.y, data.weight)
+        predictor = predictor.blended(young.pruned(mixture), state.odds)
+    return state._replace(predictor=predictor)
+
+
+def _factored(state: State, limits: Limits) -> Predictor:
+    """The factor of all rows, anew."""
+    mean, kernel, likelihood = state.prior
+    now = state.data.y.new_tensor(state.counts.arrived)
+    scale = state.scale(limits.shared_noise)
+    if limits.dtype != state.sunk.dtype:
+        likelihood = freeze(likelihood, limits.dtype)
+    empty = Predictor(mean, kernel, likelihood, scale, state.rate, now)
+    return empty.fitted(
+        state.rows,
+        state.data,
+        state.observations(limits.shared_noise),
+        state.jitter,
+        limits.memory_size + 1,
+    )
+
+
+def evidence(state: State, limits: Limits) -> Tensor:
+    r"""Bound on the log evidence of all data, ``(*batch,)``, from the factor.
+
+    .. math:: -\tfrac12 \|e\|^2 + \sum_i \log W_{ii} - \tfrac{N}{2} \log 2 \pi
+    """
+    predictor, past = state.predictor, state.rows.past
+    if predictor is None or predictor.factor is None:
+        return torch.zeros_like(state.sunk)
+    factor, s = predictor.factor, predictor.s
+    sites = state.observations(limits.shared_noise)
+    data = fn.weigh(sites.target, sites.noise, s, state.data.weight)
+    rest = (state.num_data - factor.count) * (fn.LOG_2PI + s.log())
+    rest = rest + (past.rho + sites.offset + data.rho) / s
+    log_dets = factor.W.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    density = log_dets - 0.5 * (
+        fn.squared_norm(factor.e) + factor.count * fn.LOG_2PI
+    )
+    return (density - 0.5 * rest - state.sunk).expand(state.sunk.shape)
+
+
 class Learned(NamedTuple):
     """What an update ends with, before the model becomes it.
 
     Attributes:
-        prior: Modules with the hyperparameters learned.
-        summary: The next buffers of the summary.
-        memory: The next buffers of the memory.
+        state: What is known now.
+        prior: Modules with the hyperparameters learned; ``None`` where they stay.
         bound: ``(*batch,)``, bound on the evidence of all data seen.
-        loss: ``(*batch,)``, nats lost by the inducing points.
-        to_win: ``(*batch,)``, nats per datum that learning more would gain.
-        loss_before: ``(*batch,)``, what points lost before the inner loop.
-        memory_loss: ``(*batch,)``, nats lost by compressing the memory.
-        num_kept: ``(*batch,)``, old inducing points that are still there.
+        increment: ``(*batch,)``, by how much the new data raised it.
+        lost: ``(*batch,)``, nats lost by a compression of this update.
         restarted: ``(*batch,)``, where a fresh start won.
         forgot: ``(*batch,)``, power that the past was raised to.
         surprise: ``(*batch,)``, nats per datum below what the model expected.
         flattened: ``(*batch,)``, where learning explained the function as noise.
-        learned: Whether the inner loop ran.
         ascended: What the inner loop did.
         settled: Whether what is not learned by gradients has converged.
         status: How far it had to fall back.
     """
 
-    prior: Prior
-    summary: dict[str, Tensor]
-    memory: dict[str, Tensor]
+    state: State
+    prior: Prior | None
     bound: Tensor
-    loss: Tensor
-    to_win: Tensor
-    loss_before: Tensor
-    memory_loss: Tensor
-    num_kept: Tensor
+    increment: Tensor
+    lost: Tensor
     restarted: Tensor
     forgot: Tensor
     surprise: Tensor
     flattened: Tensor
-    learned: bool
     ascended: Ascended
     settled: bool
     status: Status
 
-    @classmethod
-    def of(
-        cls,
-        prior: Prior,
-        summary: dict[str, Tensor],
-        memory: dict[str, Tensor],
-        bound: Tensor,
-        loss: Tensor,
-        to_win: Tensor,
-        *,
-        num_kept: Tensor,
-        ascended: Ascended,
-        loss_before: Tensor | None = None,
-        memory_loss: Tensor | None = None,
-        settled: bool = True,
-    ) -> Learned:
-        """The state to store; the report is filled in later."""
-        nothing = torch.zeros_like(loss)
-        return cls(
-            prior=prior,
-            summary=summary,
-            memory=memory,
-            bound=bound,
-            loss=loss,
-            to_win=to_win,
-            loss_before=loss if loss_before is None else loss_before,
-            memory_loss=nothing if memory_loss is None else memory_loss,
-            num_kept=num_kept,
-            restarted=nothing > 0,
-            forgot=nothing + 1,
-            surprise=nothing,
-            flattened=nothing > 0,
-            learned=False,
-            ascended=ascended,
-            settled=settled,
-            status=ascended.status,
-        )
 
-
-def recall(
-    known: Known,
-    new: Data,
-    shared_noise: bool,
-    power: float | Tensor = 1.0,
-    pending: int = 0,
-    clock: tuple[int, int] | None = None,
-) -> tuple[Rows, Data]:
-    """Rows and raw data of a memory, in the form and dtype of the coming update.
+def make_objective(state: State, limits: Limits, prior: Prior) -> Objective:
+    """What an update maximises.
 
     Args:
-        known: What the model knows.
-        new: New data, for their dtype and batch dimensions.
-        shared_noise: Whether the noise of all rows is that of the likelihood.
-        power: Power to which the likelihood of the past is raised, one for all or
-            ``(*batch,)``.
-        pending: The number of raw data, the last ones, that keep their weight.
-        clock: Input and direction along which the older half of the rows is dropped.
-
-    Returns:
-        Rows with all batch dimensions, and raw data; both may be empty.
+        state: What is known.
+        limits: The form of the rows.
+        prior: Working copies of the modules.
     """
-    memory, y, batch = known.memory, new.y, new.y.shape[:-1]
-    num_dims = new.x.size(-1)
-    anew = isinstance(power, Tensor) and bool((power == 0).all())
-    if memory.is_empty or (anew and pending == 0):
-        past = PseudoObservations(
-            y.new_zeros(*batch, 0, 0),
-            y.new_zeros(*batch, 0),
-            y.new_zeros(batch),
-            y.new_zeros(()),
+    gaussian = likelihoods.is_gaussian(prior.likelihood)
+    kind = GaussianObjective if gaussian else SiteObjective
+    options = {
+        "shared_noise": limits.shared_noise,
+        "alpha": limits.alpha,
+        "jitter": state.jitter,
+        "rate": state.rate,
+        "sunk": state.sunk,
+    }
+    if limits.team is not None and gaussian and limits.alpha == 0:
+        return ShardedObjective(
+            prior, state.rows, state.data, team=limits.team, **options
         )
-        nothing = y.new_zeros(*batch, 0)
-        rows = Rows(y.new_zeros(*new.x.shape[:-2], 0, num_dims), past)
-        return rows, Data(new.x[..., :0, :], nothing)
-
-    def prepared(value: Tensor) -> Tensor:
-        return value.detach().to(y.dtype)
-
-    z_a, past = memory.compressed
-    past = PseudoObservations(*map(prepared, past))
-    x = prepared(memory.raw_x)
-    targets, known_noise = prepared(memory.y), prepared(memory.noise)
-    weight = prepared(memory.weight)
-    num_old = weight.size(-1) - pending
-    if isinstance(power, Tensor):
-        power = power.clamp_min(GONE)  # if other streams of the batch keep their past
-        faded = power.unsqueeze(-1) * weight[..., :num_old]
-        kept = weight[..., num_old:].expand(*faded.shape[:-1], pending)
-        weight = torch.cat([faded, kept], -1)
-    else:
-        weight = torch.cat([power * weight[..., :num_old], weight[..., num_old:]], -1)
-    if bool(memory.shared_noise) and not shared_noise:
-        sigma2 = prepared(known.frozen.likelihood.noise)
-        past = fn.to_sites(past, sigma2.squeeze(-1).expand(batch))
-        known_noise = torch.where(known_noise == 0, sigma2, known_noise)
-    z_a = prepared(z_a)
-    z_a = z_a.expand(*new.x.shape[:-2], *z_a.shape[-2:])
-    raw = Data(
-        x.expand(*new.x.shape[:-2], *x.shape[-2:]),
-        targets.expand(*batch, -1),
-        None if shared_noise else known_noise.expand(*batch, -1),
-        None if bool((weight == 1).all()) else weight,
-    )
-    past = past.discount(power)
-    if anew:
-        past = PseudoObservations(
-            past.U[..., :0, :0], past.g[..., :0], 0 * past.rho, 0 * past.n
-        )
-        z_a = z_a[..., :0, :]
-        raw = raw.narrow(num_old, pending)
-    rows = Rows(z_a, past)
-    return rows if clock is None else recent_half(rows, *clock), raw
+    objective = kind(prior, state.rows, state.data, **options)
+    if isinstance(objective, SiteObjective) and state.sites is not None:
+        objective.recall_sites(state.sites)
+    return objective
 
 
 def check_finite(*values: Tensor) -> None:

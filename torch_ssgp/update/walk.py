@@ -1,500 +1,430 @@
-"""One update, step by step: remember, learn, summarise, compress."""
+r"""An update: a function of what a model knows, new data and options.
+
+    extend     new rows border the factor: exact; their errors are one step ahead
+    judge      do these errors speak of a change? (``change.py``)
+    learn      if it is due, maximise the evidence (``learn.py``, ``ascent.py``)
+    compress   if there are more rows than a memory may hold (``compress.py``)
+    finish     the bound, and the factor for the next update
+
+The model does not change here. It takes over the result, or discards it.
+"""
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_ssgp import functional as fn
-from torch_ssgp import likelihoods
-from torch_ssgp.buffers import stored
-from torch_ssgp.compression import choose_points, is_full
-from torch_ssgp.exceptions import Breakdown, breakdowns
-from torch_ssgp.memory import (
-    Data,
-    GaussianData,
-    Rows,
-    buffers,
-    extremes,
-    no_raw_data,
-    remember,
+from torch_ssgp.exceptions import Breakdown, FactorizationError, breakdowns
+from torch_ssgp.memory import TRUSTED, Data, GaussianData
+from torch_ssgp.modules import observation_noise
+from torch_ssgp.prediction import Predictor
+from torch_ssgp.update import change, young
+from torch_ssgp.update.ascent import Ascended
+from torch_ssgp.update.change import News
+from torch_ssgp.update.compress import choose, compress, is_full, times_of
+from torch_ssgp.update.initialization import average
+from torch_ssgp.update.learn import (
+    Fit,
+    adopt,
+    is_due,
+    is_first,
+    is_fresh_due,
+    learn,
+    start,
+    with_rate,
 )
-from torch_ssgp.modules import same_points
-from torch_ssgp.update import paying
-from torch_ssgp.update.apart import Base
-from torch_ssgp.update.appending import append
-from torch_ssgp.update.ascent import Ascended, maximize
-from torch_ssgp.update.choosing import Choice, precision
-from torch_ssgp.update.flattening import flattened
-from torch_ssgp.update.forgetting import Judged
-from torch_ssgp.update.making import make_objective
-from torch_ssgp.update.objective import Objective, Prior, with_enough_jitter
+from torch_ssgp.update.objective import JITTERS, Prior
 from torch_ssgp.update.options import UpdateOptions
-from torch_ssgp.update.paying import Unsuited
 from torch_ssgp.update.result import Status
-from torch_ssgp.update.starts import take_better
-from torch_ssgp.update.state import Known, Learned, Limits, check_finite, recall
+from torch_ssgp.update.sites import joined_sites, sites_ahead
+from torch_ssgp.update.state import (
+    Known,
+    Learned,
+    Limits,
+    State,
+    appended,
+    check_finite,
+    evidence,
+    fitted,
+    make_objective,
+    no_rows,
+    recall,
+)
+
+TINY = 1e-30  # weight of a row that says nothing
 
 
-class Update:
-    """One update, step by step."""
+def update(
+    known: Known, data: Data, options: UpdateOptions, limits: Limits
+) -> Learned:
+    """One update; in closed form if numbers stop being finite.
 
-    def __init__(
-        self,
-        known: Known,
-        data: Data,
-        options: UpdateOptions,
-        limits: Limits,
-        judged: Judged | None = None,
-        must_learn: bool = False,
-        points: Tensor | None = None,
-    ) -> None:
-        self.known, self.new, self.limits = known, data, limits
-        self.judged = judged or Judged.of(known, data, options, limits)
-        self.asked = self.options = options
-        self.points = Choice(known.summary, limits, data.y.size(-1))
-        self.first_points = options.inducing_points if points is None else points
-        self.must_learn, self.pending, self.begins = must_learn, 0, False
-        self.remember()
+    Args:
+        known: What the model knows before.
+        data: New data, checked, in the dtype of the algebra; perhaps none.
+        options: How to learn.
+        limits: What may be used.
 
-    def remember(self) -> None:
-        """What is known, with the new data."""
-        known, data = self.known, self.new
-        self.past, raw = recall(
-            known,
-            data,
-            self.limits.shared_noise,
-            self.judged.power,
-            self.pending,
-            self.judged.clock,
-        )
-        self.num_raw = raw.y.size(-1)
-        recalled = (known, self.past.past, self.num_raw)
-        self.base = Base.recall(*recalled, self.judged.power, self.limits.shared_noise)
-        self.data = remember(raw, data) if data.y.size(-1) else raw
-        self.extremes = extremes(known.memory.extremes.to(data.y), data)
-        num_data = self.past.past.n + self.data.num_data
-        self.num_data = float(num_data.max())
-        count = data.num_data
-        self.num_new = float(count.max()) if isinstance(count, Tensor) else count
-        self.since_start = float(known.memory.since_start) + self.num_new
-        self.since_learning = float(known.memory.since_learning) + self.num_new
-        self.growth = min(self.since_learning / max(self.num_data, 1), 1.0)
-        self.waits = not self.pays()
-        num_steps, moves = self.options.num_steps, self.options.learn_inducing_points
-        if self.waits:
-            num_steps = 0
-        num_updates = int(known.summary.num_updates)
-        self.learns = num_steps > 0 and self.options.learns_at(num_updates)
-        if moves is None:
-            moves, num_steps = self.learns, num_steps if self.learns else 0
-        self.options = replace(
-            self.options, num_steps=num_steps, learn_inducing_points=moves
-        )
-
-    @property
-    def arguments(self) -> tuple[Known, Data, UpdateOptions, Limits]:
-        """What it was asked to do."""
-        return self.known, self.new, self.asked, self.limits
-
-    def restart(self) -> Update:
-        """Begin anew with the data since the doubt, hyperparameters included."""
-        self.begins = True
-        self.remember()
-        return self
-
-    def num_pending(self, judged: Judged) -> int:
-        """Raw data of the memory that came since the doubt, without the new ones."""
-        return min(int(judged.doubted) - self.new.y.size(-1), self.num_raw)
-
-    def pays(self) -> bool:
-        """Whether the inner loop is to run, where the model decides."""
-        return (
-            not self.options.learns_when_due
-            or self.must_learn
-            or self.is_first
-            or self.growth >= 2 * paying.GROWTH
-            # In doubt more witnesses are awaited, but not for ever.
-            or (self.growth >= paying.GROWTH and not self.judged.is_doubtful)
-            or bool(self.judged.is_surprising.any())
-        )
-
-    def run(self) -> Learned:
-        """All steps; see the top of this file."""
-        old, judged = self.known.memory, self.judged
+    Returns:
+        What the model is to become.
+    """
+    try:
         try:
-            learned = self.append() or self.learn()
-        except Unsuited:
-            return Update(*self.arguments, judged, True, self.first_points).run()
-        # A past that faded is young again, and so is what was learned from it.
-        started_at = old.started_at.clamp_max(self.num_data)
-        since_start = self.since_start
-        if self.is_due() or (self.is_first and self.learns and not self.is_one_class):
-            started_at = torch.full_like(started_at, self.num_telling())
-            since_start = 0
-        memory = {
-            **learned.memory,
-            "extremes": stored(self.extremes),
-            "started_at": started_at,
-            "since_start": torch.full_like(started_at, since_start),
-            "since_learning": torch.full_like(
-                started_at, 0 if self.learns else self.since_learning
-            ),
-            "loss": stored(learned.to_win if self.learns else old.loss),
-            "lost": stored(learned.loss),
-            "doubt": stored(judged.doubt),
-            "doubted": torch.full_like(started_at, judged.doubted),
-            "waiting": torch.full_like(started_at, judged.waiting),
-            **judged.drift.buffers(),
-        }
-        power = torch.as_tensor(judged.power, dtype=learned.bound.dtype)
-        if judged.clock is not None:
-            power = (self.num_data - self.num_new) / old.num_data
-        forgot = power.to(learned.bound.device).expand(learned.bound.shape)
-        flat = torch.zeros_like(forgot, dtype=torch.bool)
-        if self.learns and not self.is_first:
-            surprising = judged.is_surprising
-            flat = flattened(self.known, learned.prior, self.extremes, surprising)
-        return learned._replace(
-            memory=memory,
-            forgot=forgot,
-            surprise=judged.surprise,
-            flattened=flat & (forgot == 1),
-            learned=self.options.num_steps > 0 and not self.is_one_class,
+            return _walk(known, data, options, limits)
+        except Breakdown:
+            if options.num_steps == 0:
+                raise
+            closed_form = replace(options, num_steps=0)
+            learned = _walk(known, data, closed_form, limits)
+            return learned._replace(status=Status.CLOSED_FORM)
+    except Breakdown as error:
+        raise FactorizationError(
+            f"Nothing could be learned from the data ({error}); the model is "
+            "unchanged. Check kernel and likelihood for values that are not "
+            "finite, or raise the jitter: with torch_ssgp.settings.jitter(1e-4): "
+            "..."
+        ) from error
+
+
+def _walk(known: Known, data: Data, options: UpdateOptions, limits: Limits) -> Learned:
+    state, before = _recalled(known, data, options, limits)
+    state, news = extend(state, data, limits)
+    state, surprise = _judge(state, known, news, options, limits)
+    num_new = data.y.size(-1)
+    state, taught = _learn(state, known, options, limits, num_new)
+    state, lost, status = _compress(state, options, limits, taught, num_new)
+    return _finish(state, limits, taught, before, surprise, lost, status)
+
+
+# -- recall ---------------------------------------------------------------------------
+
+
+def _recalled(
+    known: Known, data: Data, options: UpdateOptions, limits: Limits
+) -> tuple[State, Tensor]:
+    """What is known, faded if that is asked for, and its bound."""
+    state = recall(known, data, limits)
+    power = options.power
+    if power != 1:
+        state = discounted(state, power)
+    with breakdowns():
+        state = fitted(state, limits)
+    return state, state.bound if power == 1 else evidence(state, limits)
+
+
+def discounted(state: State, power: float | Tensor) -> State:
+    """The past with its likelihood raised to a power, one or ``(*batch,)``."""
+    ones = state.data.y.new_ones(state.num_raw)
+    weight = ones if state.data.weight is None else state.data.weight
+    factor = power.unsqueeze(-1) if isinstance(power, Tensor) else power
+    base = state.base
+    if base is not None:
+        base = base._replace(
+            past=base.past.discount(power),
+            power=torch.as_tensor(base.power * power),
+            sunk=base.sunk * power,
         )
+    return state._replace(
+        rows=state.rows._replace(past=state.rows.past.discount(power)),
+        data=state.data._replace(weight=factor * weight),
+        sunk=state.sunk * power,
+        base=base,
+        predictor=None,
+    )
 
-    def to_win(
-        self, loss: Tensor, misfit: Tensor, count: Tensor, converged: bool
-    ) -> Tensor:
-        """What more learning would gain; :class:`Unsuited` if it has to.
 
-        Noise and scale do not count where steps ran out, or where more witnesses are
-        awaited.
-        """
-        settled = converged if self.learns else not self.judged.is_doubtful
-        is_scaled = self.limits.shared_noise and settled
-        nats = paying.to_win(loss, misfit, count, self.num_data, is_scaled)
-        if self.waits:
-            paying.check_suits(nats, self.known.memory.loss)
-        return nats
+# -- extend ---------------------------------------------------------------------------
 
-    def append(self) -> Learned | None:
-        """Add rows to the posterior of before, if that is all there is to do."""
-        summary, limits, options = self.known.summary, self.limits, self.options
-        num_new = self.new.y.size(-1)
-        if (
-            summary.is_empty
-            or num_new == 0
-            or options.num_steps
-            or self.judged.clock is not None
-            or isinstance(self.judged.power, Tensor)
-            or self.judged.power != 1
-            or limits.alpha
-            or bool(summary.shared_noise) != limits.shared_noise
-            or limits.team is not None
-            or (self.base is not None and not self.is_finer)
-        ):
-            return None
-        z, policy = options.inducing_points, limits.policy
-        if z is not None and not torch.equal(z, summary.inducing_points.to(z)):
-            return None
-        objective = self.objective()
-        if objective.revises or (self.is_finer and self.compresses(objective)):
-            return None
-        wants_points = policy.wants_points if z is None else None
-        added = append(
-            summary,
-            objective,
-            num_new,
-            wants_points,
-            limits.num_inducing,
-            # Of a memory that is not finer, what was lost before is part of the rows.
-            self.known.memory.lost if self.is_finer else None,
-            self.judged.recalled,
-        )
-        if added is None:
-            return None
-        loss = added.loss
-        to_win = self.to_win(loss, added.misfit, added.past.n, converged=True)
-        rows, raw = Rows(objective.z_a, objective.past), objective.data
-        noise = None if limits.shared_noise else objective.noises()[0]
-        sites = GaussianData(raw.y, noise, torch.zeros_like(added.loss))
-        sites = sites._replace(noise=objective.remembered_noise(sites))
-        if not self.is_finer:
-            rows = Rows(summary.inducing_points, added.past)
-            raw, sites = no_raw_data(raw)
-        return Learned.of(
-            prior=objective.modules_of_prior,
-            summary={
-                **dict(summary.named_buffers()),
-                "U": stored(added.past.U),
-                "g": stored(added.past.g),
-                "residual": stored(added.past.rho),
-                "num_data": stored(added.past.n),
-                "noise_scale": stored(added.s),
-                "num_updates": summary.num_updates + 1,
-            },
-            memory=buffers(rows, raw, sites, limits.shared_noise),
-            bound=added.bound,
-            loss=loss,
-            to_win=to_win,
-            num_kept=torch.full_like(loss, summary.num_inducing, dtype=torch.long),
-            ascended=Ascended(loss.new_empty(0, *loss.shape), 0, True),
-        )
 
-    def learn(self) -> Learned:
-        """Choose points, climb from every start, and keep the best."""
-        start = self.fresh_objective if self.is_first else self.objective
-        starts, is_due = [(start, self.is_first)], self.is_due()
-        if is_due:
-            starts.append((self.fresh_objective, True))
-        attempts: list[tuple[Objective, Ascended] | None] = []
-        for make, fresh in starts:
-            try:
-                attempts.append(self.attempt(make(), fresh=fresh))
-            except Breakdown:
-                if len(attempts) + 1 == len(starts) and not any(attempts):
-                    raise
-                attempts.append(None)
-        first, second = (*attempts, None)[:2]
-        batch = self.new.y.shape[:-1]
-        restarted = torch.full(batch, first is None, device=self.new.y.device)
-        if first and second:
-            restarted = take_better(first[0], second[0])
-        objective, ascended = second if second and bool(restarted.all()) else first  # type: ignore[misc]
-        return self.finish(objective, ascended)._replace(restarted=restarted)
+@breakdowns()
+@torch.no_grad()
+def extend(state: State, new: Data, limits: Limits) -> tuple[State, News]:
+    """The state with new data, and how they were predicted.
 
-    # -- starts -----------------------------------------------------------------------
+    Few data border the factor; a batch that does not fit is predicted datum by datum,
+    and all rows are factored again when they are learned or compressed.
 
-    def objective(self) -> Objective:
-        """The bound, on working copies of the modules."""
-        prior = self.known.frozen
-        if self.options.num_steps:
-            prior = self.working_copy()
-        objective = self.objective_on(prior, self.data)
-        objective.recall_sites(self.known.memory, self.num_raw)
-        return objective
+    Args:
+        state: What is known.
+        new: New data.
+        limits: What may be used.
+    """
+    num_new, old = new.y.size(-1), state.predictor
+    assert old is not None
+    time = torch.arange(num_new, dtype=new.y.dtype, device=new.y.device)
+    time, zero = time + state.counts.arrived, torch.zeros_like(new.y)
+    new, sites = new._replace(time=time), None
+    seen: Data | None = new
+    if state.sites is not None and num_new:
+        sites, seen = _sites_of(state, new, limits), None
+        if sites is None:
+            sites = sites_ahead(state.prior, old, new, no_rows(state), state.jitter)
+            seen = new._replace(y=sites.target, noise=sites.noise)
+            sites = joined_sites(state.sites, sites)
+    border, root = None, None
+    news, error = News(zero, zero > 0, num_new), zero
+    if seen is not None and 0 < num_new <= limits.memory_size:
+        root = _root(seen, state, limits)
+        target = seen.y if root is None else root * seen.y
+        border = old.border(seen.x, target, root, time)
+        error, log_scale = border.e, -border.L_inv.diagonal(dim1=-2, dim2=-1).log()
+        prior = old.form.variances(old.with_time(seen.x, time))
+        if root is not None:
+            log_scale = log_scale - root.clamp_min(TINY).log()
+            prior = prior * root.square()
+        left = prior - border.V.square().sum(-2)
+        is_known = left < change.KNOWN * prior.maximum(old.s.unsqueeze(-1))
+        news = News(log_scale.expand(new.y.shape), is_known.expand(new.y.shape), num_new)
+    elif seen is not None and num_new:
+        mean, variance = old.moments(new.x)
+        scale = (variance + _noise(new, state, limits)).sqrt()
+        error = ((new.y - mean) / scale).expand(new.y.shape)
+        if new.seen is not None:
+            error = error.where(new.seen, 0)
+        prior = old.form.variances(old.with_time(new.x))
+        least = change.KNOWN * prior.maximum(_noise(new, state, limits))
+        news = News(scale.log().expand(new.y.shape), variance < least, num_new)
+    if old.young is not None and seen is not None and num_new:
+        odds, error, scale = _blended(old, seen, state)
+        state = state._replace(odds=odds)
+        news = news._replace(log_scale=scale.log())
+    state = appended(state, new, sites if num_new else state.sites, error)
+    if border is not None and seen is not None and limits.team is None:
+        predictor = old.extended(seen.x, target, root, border, time)
+        predictor.now = new.y.new_tensor(state.counts.arrived)
+        state = state._replace(predictor=predictor)
+    return state, news
 
-    def working_copy(self) -> Prior:
-        """Modules that may learn, as they are in the model."""
-        modules = self.known.prior
-        return Prior(*(deepcopy(m).to(self.new.y.dtype) for m in modules))
 
-    def objective_on(self, prior: Prior, data: Data) -> Objective:
-        """The bound on the rows of the memory and these data."""
-        z_a, past = self.past
-        return make_objective(
-            prior,
-            data,
-            z_a,
-            past,
-            shared_noise=self.limits.shared_noise,
-            alpha=self.limits.alpha,
-            jitter=self.limits.jitter,
-            team=self.limits.team,
-        )
+def _blended(
+    predictor: Predictor, new: Data, state: State
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Odds after new data of a young model, their errors, and the scale of these."""
+    assert predictor.young is not None
+    mixture, odds = predictor.young
+    mean, variance = predictor.moments(new.x)
+    noise = predictor.s.unsqueeze(-1)
+    learned = _log_normal(new.y - mean, variance + noise)
+    other, total = mixture.moments(new.x)
+    integrated = _log_normal(new.y - other, total)
+    if new.seen is not None:
+        learned, integrated = (t.where(new.seen, 0) for t in (learned, integrated))
+    both, latent = predictor.average(new.x, mean, variance)
+    scale = (latent + noise).sqrt().expand(new.y.shape)
+    error = ((new.y - both) / scale).expand(new.y.shape)
+    if new.seen is not None:
+        error = error.where(new.seen, 0)
+    return young.updated_odds(odds, learned, integrated, state.num_data), error, scale
 
-    @property
-    def is_first(self) -> bool:
-        """Whether hyperparameters were never learned."""
-        return float(self.known.memory.started_at) == 0
 
-    @property
-    def is_one_class(self) -> bool:
-        """Whether data are labels that all agree: any constant explains them.
+def _log_normal(error: Tensor, variance: Tensor) -> Tensor:
+    """Log density of errors, up to a constant."""
+    return -0.5 * (error.square() / variance + variance.log())
 
-        A kernel learned from them would be one, and could not tell classes that come
-        later apart.
-        """
-        if not (self.is_first and self.takes_labels):
-            return False
-        low, high = self.extremes.unbind(-1)
-        return bool((low >= high).all())
 
-    @property
-    def takes_labels(self) -> bool:
-        """Whether data are labels."""
-        return likelihoods.takes_labels(self.known.prior.likelihood)
+def _noise(new: Data, state: State, limits: Limits) -> Tensor:
+    """Noise variances of new data."""
+    if limits.shared_noise:
+        return state.scale(True).unsqueeze(-1)
+    if state.sites is not None:
+        assert new.noise is not None  # that of a site
+        return new.noise
+    return observation_noise(state.prior.likelihood, new.noise)
 
-    def num_telling(self) -> float:
-        """Data behind a start; of labels no more than those of the rarer class.
 
-        The first few of a second class say little: the next start comes soon.
-        """
-        before = self.known.memory.extremes.to(self.extremes)
-        if not (self.is_first and before.numel() and self.takes_labels):
-            return self.num_data
-        others, seen = self.new.y != before[..., :1], self.new.seen
-        others = others if seen is None else others & seen
-        return min(2 * int(others.sum()), self.num_data)
+def _root(new: Data, state: State, limits: Limits) -> Tensor | None:
+    """Weights of new rows; ``None`` for ones."""
+    weight = new.weight
+    if limits.shared_noise:
+        return None if weight is None else weight.sqrt()
+    root = _noise(new, state, limits).rsqrt().expand(new.y.shape)
+    return root if weight is None else root * weight.sqrt()
 
-    def is_due(self) -> bool:
-        """Whether a fresh start is: as many data came since the last one as it had."""
-        return (
-            self.learns
-            and self.options.restart
-            and self.options.trust_region is None
-            and not self.is_first
-            and (self.begins or self.since_start >= float(self.known.memory.started_at))
-        )
 
-    def fresh_objective(self) -> Objective:
-        """The bound, at the hyperparameters of a new model; what is frozen stays."""
-        objective = self.objective()
-        parameters = objective.modules_of_prior.parameters()
-        with torch.no_grad():
-            for parameter, value in zip(parameters, self.known.start, strict=True):
-                if parameter.requires_grad:
-                    parameter.copy_(value)
-        return objective
+def _sites_of(state: State, new: Data, limits: Limits) -> GaussianData | None:
+    """Sites of old and new data, settled together; ``None`` for a single datum.
 
-    def attempt(
-        self, objective: Objective, *, fresh: bool
-    ) -> tuple[Objective, Ascended]:
-        """Choose points, then the inner loop, from where the objective is."""
-        options = self.options
-        if fresh and self.learns:
-            objective.initialize()
-        if fresh and not self.is_first:  # the callback has seen one loop
-            options = replace(options, callback=None, progress=False)
-        with torch.no_grad():
-            z = options.inducing_points if fresh else self.first_points
-            if z is None:
-                anew = options.num_steps > 0 or self.judged.clock is not None
-                z = self.points.choose(objective, anew=anew)
-            self.first_points = z
-        moves = bool(options.learn_inducing_points) and options.num_steps > 0
-        if self.is_one_class:
-            objective.start_at(z)
-            nothing = objective.data.y.new_empty(0, *objective.batch_shape)
-            return objective, Ascended(nothing, 0, True)
-        objective.start_at(z, learn=moves)
-        if options.num_steps:
-            with_enough_jitter(objective, objective.check_finite)
-        # Where it is asked for, or a fresh start is due, learning is thorough.
-        growth = 1.0 if not options.learns_when_due or self.is_due() else self.growth
-        return objective, maximize(objective, options, self.learns, growth)
+    A single one gets a site given what the rows predict of it; all are settled when the
+    model learns or compresses.
+    """
+    if new.y.size(-1) == 1 and state.num_rows:
+        return None
+    every = state._replace(data=state.data.joined(new))
+    objective = make_objective(every, limits, state.prior)
+    if every.num_rows > 2 * limits.memory_size:
+        objective.start_at(choose(objective, limits, new.y.size(-1)))
+    else:
+        objective.start_at(objective.points)
+    return objective.as_gaussian()
 
-    # -- what is kept -----------------------------------------------------------------
 
-    @torch.no_grad()
-    def finish(self, objective: Objective, ascended: Ascended) -> Learned:
-        """Summary and memory at the hyperparameters learned."""
-        learned = with_enough_jitter(objective, lambda: self.store(objective, ascended))
-        if objective.jitter > self.limits.jitter:
-            raised = torch.full_like(self.known.summary.jitter, objective.jitter)
-            summary = {**learned.summary, "jitter": raised}
-            return learned._replace(summary=summary, status=Status.JITTER)
-        return learned
+# -- judge ----------------------------------------------------------------------------
 
-    @breakdowns()
-    def store(self, objective: Objective, ascended: Ascended) -> Learned:
-        """The next buffers; nothing of the model changes yet."""
-        if self.options.num_steps:
-            for parameter in objective.modules_of_prior.parameters():
-                # As the model will store it, before anything is made with it.
-                parameter.copy_(parameter.to(self.limits.dtype))
-        if objective.z.requires_grad:
-            # Where they came to rest, points may coincide.
-            objective.start_at(objective.z.detach())
-        prior = objective.final_prior(objective.z.detach())
-        data = objective.as_gaussian(prior)
-        rows, s = objective.project(prior, data)
-        if self.options.inducing_points is None and self.points.revise(
-            objective, rows.loss / (2 * s)
-        ):
-            prior = objective.final_prior(objective.z.detach())
-            data = objective.as_gaussian(prior)
-            rows, s = objective.project(prior, data)
-        loss = rows.loss / (2 * s)
-        rows = fn.compress(rows)
-        bound, misfit = fn.fit(rows, s)
-        past = fn.absorb(rows, prior.m_b)
-        check_finite(bound, *past)
-        to_win = self.to_win(loss, misfit, past.n, ascended.converged)
-        memory_loss = torch.zeros_like(loss)
-        kept, raw = Rows(objective.z_a, objective.past), objective.data
-        sites = data._replace(noise=objective.remembered_noise(data))
-        base = self.base
-        if self.compresses(objective):
-            frozen = objective.as_frozen(prior, data)
-            kept = Rows(objective.z.detach(), past)
-            if self.is_finer or frozen is not data or base is not None:
-                kept, base, lost = self.compress(objective, frozen)
-                memory_loss = lost if self.is_finer else memory_loss
-            raw, sites = no_raw_data(raw)
-        shared_noise = self.limits.shared_noise
-        old = self.points.points_of_before(objective.data.x)
-        return Learned.of(
-            prior=objective.modules_of_prior,
-            summary={
-                "inducing_points": stored(objective.z),
-                "U": stored(past.U),
-                "g": stored(past.g),
-                "residual": stored(past.rho),
-                "num_data": stored(past.n),
-                "prior_mean": stored(prior.m_b),
-                "prior_cholesky": stored(rows.L),
-                "noise_scale": stored(s),
-                "shared_noise": torch.tensor(shared_noise, device=bound.device),
-                "num_updates": self.known.summary.num_updates + 1,
-                "jitter": self.known.summary.jitter,
-            },
-            memory={
-                **buffers(kept, raw, sites, shared_noise),
-                **({} if base is None else base.buffers()),
-            },
-            bound=bound,
-            loss=loss,
-            to_win=to_win,
-            loss_before=objective.loss_before,
-            memory_loss=memory_loss,
-            num_kept=same_points(objective.z.detach(), old).any(-1).sum(-1),
-            ascended=ascended,
-            settled=objective.settled,
-        )
 
-    @property
-    def is_finer(self) -> bool:
-        """Whether the memory may have more points than the model, or is the model's."""
-        return self.limits.memory_size > self.limits.num_inducing
+@breakdowns()
+@torch.no_grad()
+def _judge(
+    state: State,
+    known: Known,
+    news: News,
+    options: UpdateOptions,
+    limits: Limits,
+) -> tuple[State, Tensor]:
+    """The state with new alarms, and the surprise of the new data."""
+    nothing = torch.zeros_like(state.sunk)
+    if not news.num_new or state.sites is not None or is_first(state):
+        return state, nothing
+    if not options.forgets_by_evidence:
+        first = state.num_raw - news.num_new
+        seen = state.data.narrow(first, news.num_new).seen
+        return state, average(0.5 * (state.error[..., first:].square() - 1), seen)
+    judged = change.judge(state, known, news, limits)
+    state = state._replace(alarm=judged.alarm, alarmed=judged.alarmed)
+    return state, judged.surprise
 
-    def compresses(self, objective: Objective) -> bool:
-        """Whether the memory is over its capacity, or is to be the summary."""
-        num_points = objective.z_a.size(-2) + objective.data.x.size(-2)
-        size, num_rows = self.limits.memory_size, objective.past.g.size(-1)
-        if not self.is_finer or num_rows > 2 * size or num_points > 2 * size:
-            return True
-        # What may be of a new beginning must not become one with the past.
-        return is_full(num_points, size) and not self.judged.is_doubtful
 
-    def compress(
-        self, objective: Objective, data: GaussianData
-    ) -> tuple[Rows, Base | None, Tensor]:
-        """Rows at the points that the memory goes on with, and the nats they lose.
+# -- learn ----------------------------------------------------------------------------
 
-        It contains inducing points that do not learn: as long as these stay, updates
-        equal batch inference.
-        """
-        z = objective.z.detach()
-        if self.options.learn_inducing_points and self.options.num_steps:
-            z = z[..., :0, :]
-        points, fixed = z, z.size(-2)
-        if not self.is_finer:
-            points, fixed = objective.z.detach(), objective.z.size(-2)
-        # Power-EP projects diagonally, once: more points in between would change it.
-        elif not (fixed and self.limits.alpha):
-            known, x = Rows(objective.z_a, objective.past), objective.data.x
-            size, jitter = self.limits.memory_size, objective.jitter
-            points = choose_points(known, x, precision(objective), size, jitter, z)
-            points = objective.agree(points)
-        prior = objective.final_prior(points, num_inducing=fixed)
-        rows, s = objective.project(prior, data)
-        kept, base = Rows(points, fn.absorb(fn.compress(rows), prior.m_b)), self.base
-        if base is not None:
-            kept, base = base.compress(objective, points, prior, data)
-        check_finite(*kept.past)
-        return kept, base, rows.loss / (2 * s)
+
+class Taught(NamedTuple):
+    """What learning did.
+
+    Attributes:
+        fit: Where it ended; ``None`` if nothing was learned.
+        forgot: ``(*batch,)``, streams that begin anew.
+    """
+
+    fit: Fit | None
+    forgot: Tensor
+
+
+def _learn(
+    state: State, known: Known, options: UpdateOptions, limits: Limits, num_new: int
+) -> tuple[State, Taught]:
+    """The state with new hyperparameters, where it is time for them."""
+    nowhere = torch.zeros_like(state.sunk, dtype=torch.bool)
+    if not options.num_steps:
+        return state, Taught(None, nowhere)
+    state = _aged(state, known, options, limits)
+    if state.grid is not None and float(state.num_data.max()) < young.FEW:
+        fit = start(state, known, options, limits)
+        state = adopt(state, fit).count(since_learning=0.0, since_start=0.0)
+        return state.count(started_at=float(state.num_data.max())), Taught(fit, nowhere)
+    if options.forgets_by_evidence and state.sites is None:
+        alarmed = change.is_alarmed(state, options, num_new)
+        if bool(alarmed.any()):
+            explained = change.explain(state, known, options, limits, alarmed)
+            state = adopt(explained.state, explained.fit)
+            state = state.count(since_learning=0.0)
+            return state, Taught(explained.fit, explained.forgot)
+    if not is_due(state, known, options, limits):
+        moves = options.inducing_points is not None or is_full(state, limits)
+        if not (options.learn_inducing_points and moves):
+            return state, Taught(None, nowhere)
+        fit = learn(state, known, options, limits, points_alone=True)
+        return adopt(state, fit), Taught(fit, nowhere)
+    starts = is_first(state) or is_fresh_due(state, options)
+    fit = learn(state, known, options, limits)
+    if options.leaves_out and state.sites is None:
+        state, fit = change.leave_out(state, fit, known, options, limits)
+    if options.forgets_by_evidence and state.sites is None:
+        fit = with_rate(fit, state, known, options, limits)
+    state = adopt(state, fit).count(since_learning=0.0)
+    if starts:
+        count = float(state.num_data.max())
+        state = state.count(started_at=count, since_start=0.0)
+    return state, Taught(fit, nowhere)
+
+
+def _aged(state: State, known: Known, options: UpdateOptions, limits: Limits) -> State:
+    """The state as that of a young model, or of one that is young no more."""
+    if is_first(state) and options.integrates and limits.shared_noise:
+        grid = young.grid_of(known.prior, known.start)
+        if grid is not None:
+            return state._replace(grid=grid, odds=torch.full_like(state.odds, -TRUSTED))
+    if state.grid is None:
+        return state
+    is_old = state.odds > young.ODDS
+    if state.num_rows > young.LARGEST or not options.integrates:
+        is_old = torch.ones_like(is_old)
+    state = state._replace(odds=torch.where(is_old, TRUSTED, state.odds))
+    return state._replace(grid=None) if bool(is_old.all()) else state
+
+
+# -- compress -------------------------------------------------------------------------
+
+
+def _compress(
+    state: State,
+    options: UpdateOptions,
+    limits: Limits,
+    taught: Taught,
+    num_new: int,
+) -> tuple[State, Tensor, Status]:
+    """The state within its bounds, the nats that cost, and whether it was hard."""
+    lost, status, z = torch.zeros_like(state.sunk), Status.OK, None
+    if options.inducing_points is not None:
+        z = options.inducing_points
+        if state.rate is not None:
+            time = times_of(z, state.rows, state.data).expand(z.shape[:-1])
+            z = torch.cat([z, time.unsqueeze(-1)], -1)
+    elif not is_full(state, limits):
+        return state, lost, status
+    if taught.fit is not None:
+        moved = taught.fit.objective.z
+        if moved is not None and moved.requires_grad:
+            z = moved.detach()
+    while True:
+        try:
+            state, lost = compress(state, limits, z, num_new)
+            return state, lost, status
+        except Breakdown:
+            larger = [jitter for jitter in JITTERS if jitter > state.jitter]
+            if not larger:
+                raise
+            state, status = state._replace(jitter=larger[0]), Status.JITTER
+
+
+# -- finish ---------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _finish(
+    state: State,
+    limits: Limits,
+    taught: Taught,
+    before: Tensor,
+    surprise: Tensor,
+    lost: Tensor,
+    status: Status,
+) -> Learned:
+    """The bound and the report."""
+    with breakdowns():
+        state = fitted(state, limits)
+    bound = evidence(state, limits)
+    check_finite(bound)
+    fit = taught.fit
+    nothing = Ascended(bound.new_empty(0, *bound.shape), 0, True)
+    ascended = nothing if fit is None else fit.ascended
+    if status is Status.OK:
+        status = ascended.status
+    if state.jitter > limits.jitter:
+        status = Status.JITTER
+    before = torch.where(taught.forgot, 0.0, before)
+    return Learned(
+        state=state._replace(bound=bound),
+        prior=None if fit is None else Prior(*fit.objective.prior),
+        bound=bound,
+        increment=bound - before,
+        lost=lost,
+        restarted=taught.forgot if fit is None else fit.restarted,
+        forgot=(~taught.forgot).to(bound),
+        surprise=surprise.expand(bound.shape),
+        flattened=torch.zeros_like(taught.forgot),
+        ascended=ascended,
+        settled=True if fit is None else fit.objective.settled,
+        status=status,
+    )

@@ -7,7 +7,6 @@ files in a directory that the caller names.
 """
 
 from workbench.streams.made_up import (
-    drift,
     gp_draw,
     growing_range,
     repeated_iid,
@@ -20,6 +19,7 @@ from workbench.streams.recorded import (
     banana,
     pseudo_periodic,
     pseudo_periodic_values,
+    river_series,
     terrain,
     terrain_os,
     tile_file,
@@ -32,13 +32,13 @@ __all__ = [
     "Stream",
     "audio",
     "banana",
-    "drift",
     "gp_draw",
     "growing_range",
     "pseudo_periodic",
     "pseudo_periodic_values",
     "repeated_iid",
     "revisiting",
+    "river_series",
     "rounded",
     "split_rows",
     "terrain",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,85 +23,28 @@ def growing_range(
     *,
     width: float = 2.0,
     seed: int = 0,
-    num_batches: int | None = None,
     num_test: int = 1_000,
 ) -> Stream:
     """A range that grows ``factor``-fold: batch k covers ``[k, k + 1] * width``.
 
     The function is as irregular at the end as at the start, so the inducing points
-    needed grow with the range. The test set covers that of the batches kept.
+    needed grow with the range.
     """
-    kept = len(range(factor)[:num_batches])
-    notes = f"range grows {kept}-fold"
-    stream = _sweep(
-        "growing_range", range(factor), batch, width, seed, num_test, kept, notes
-    )
-    return replace(stream, batches=stream.batches[:kept])
+    places = range(factor)
+    return _sweep("growing_range", places, batch, width, seed, num_test, factor)
 
 
 def revisiting(
-    passes: int = 50,
-    batch: int = 100,
-    *,
-    seed: int = 0,
-    num_batches: int | None = None,
-    num_test: int = 1_000,
+    passes: int = 50, batch: int = 100, *, seed: int = 0, num_test: int = 1_000
 ) -> Stream:
     """The range [0, 10] in two batches from left to right, again and again."""
-    stream = _sweep(
-        "revisiting", [0, 1] * passes, batch, 5.0, seed, num_test, 2, "2 batches a pass"
-    )
-    return replace(stream, batches=stream.batches[:num_batches])
+    places = [0, 1] * passes
+    return _sweep("revisiting", places, batch, 5.0, seed, num_test, 2)
 
 
-def repeated_iid(
-    batches: int = 200,
-    batch: int = 50,
-    *,
-    seed: int = 0,
-    num_batches: int | None = None,
-) -> Stream:
+def repeated_iid(batches: int = 200, batch: int = 50, *, seed: int = 0) -> Stream:
     """Batches alike, on [0, 10]: nothing changes, so nothing may drift."""
-    stream = _sweep("repeated_iid", [0] * batches, batch, 10.0, seed, 1_000, 1, "iid")
-    return replace(stream, batches=stream.batches[:num_batches])
-
-
-def drift(
-    batches: int = 40,
-    batch: int = 50,
-    *,
-    noise: float = NOISE,
-    seed: int = 0,
-    num_batches: int | None = None,
-    num_test: int = 300,
-) -> Stream:
-    r"""A function that changes over time while its inputs stay in [0, 6].
-
-    .. math:: f_t(x) = \cos(\pi t) f_0(x) + \sin(\pi t) f_1(x)
-
-    for two independent draws :math:`f_0, f_1` from the same GP and t from 0 at the
-    first batch to 1 at the last: at any time it looks alike, but in the end it is
-    :math:`-f_0`, and all that was learned at the start is wrong. The stream has
-    ``test_batches``; its test set is as of the last batch kept.
-    """
-    gen = generator(seed)
-    f_0, f_1 = gp_draw(gen), gp_draw(gen)
-
-    def draw(k: int, num: int) -> tuple[Tensor, Tensor]:
-        angle = math.pi * k / max(batches - 1, 1)
-        x = _uniform(num, gen) * 6.0
-        f = math.cos(angle) * f_0(x) + math.sin(angle) * f_1(x)
-        return x, with_noise(f, noise, gen)
-
-    pairs = [(draw(k, batch), draw(k, num_test)) for k in range(batches)]
-    parts, tests = map(list, zip(*pairs[:num_batches], strict=True))
-    return Stream(
-        "drift",
-        parts,
-        *tests[-1],
-        notes=f"half a turn over {batches} batches; noise std {noise}",
-        test_batches=tests,
-    )
+    return _sweep("repeated_iid", [0] * batches, batch, 10.0, seed, 1_000, 1)
 
 
 def gp_draw(
@@ -146,7 +88,6 @@ def _sweep(
     seed: int,
     num_test: int,
     tested: int,
-    notes: str,
 ) -> Stream:
     """A batch in ``[p, p + 1] * width`` for every place; tests up to ``tested``."""
     gen = generator(seed)
@@ -157,7 +98,7 @@ def _sweep(
 
     batches = [draw((place + _uniform(batch, gen)) * width) for place in places]
     test = draw(_uniform(num_test, gen) * (width * tested))
-    return Stream(name, batches, *test, notes=f"{notes}; noise std {NOISE}")
+    return Stream(name, batches, *test)
 
 
 def _uniform(n: int, gen: torch.Generator) -> Tensor:

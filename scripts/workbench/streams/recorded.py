@@ -1,13 +1,7 @@
 """Streams of recorded data: time series, terrains, UCI sets, labels.
 
-Arguments that most of them share:
-
-* ``first``, ``batch``: sizes of the first and of the following batches,
-* ``num_batches``: only so many batches. Where rows arrive in the order of their first
-  input, test rows beyond the last input seen are dropped too: they would only measure
-  extrapolation,
-* ``thin``: every ``thin``-th training row, before batches are formed,
-* ``max_test``: at most so many test rows, evenly spaced.
+``first`` and ``batch`` are the sizes of the first and of the following batches. Time
+series and terrains arrive in the order of their first input, scaled to [0, 10].
 """
 
 from __future__ import annotations
@@ -62,6 +56,7 @@ UCI_SOURCES = {
     + "; or, for the usual splits, "
     + _UCI_DATASETS.format(name="elevators"),
     "kin40k": _UCI_DATASETS.format(name="kin40k"),
+    "protein": _UCI_DATASETS.format(name="protein"),
 }
 
 
@@ -89,13 +84,7 @@ def pseudo_periodic_values(column: int = 1, steps: int = 24_000) -> Tensor:
 
 
 def pseudo_periodic(
-    first: int = 1_000,
-    batch: int = 300,
-    *,
-    split: int | None = None,
-    num_batches: int | None = None,
-    thin: int = 1,
-    max_test: int | None = None,
+    first: int = 1_000, batch: int = 300, *, split: int | None = None
 ) -> Stream:
     """The paper's pseudo-periodic series: even steps train, odd steps test.
 
@@ -106,20 +95,10 @@ def pseudo_periodic(
     if split is not None:
         is_train[:] = False
         is_train[torch.randperm(len(series), generator=generator(split))[::2]] = True
-    name = "pseudo_periodic"
-    return _time_series(
-        name, series, is_train, first, batch, num_batches, thin, max_test
-    )
+    return _time_series("pseudo_periodic", series, is_train, first, batch)
 
 
-def audio(
-    first: int = 1_000,
-    batch: int = 300,
-    *,
-    num_batches: int | None = None,
-    thin: int = 1,
-    max_test: int | None = None,
-) -> Stream:
+def audio(first: int = 1_000, batch: int = 300) -> Stream:
     """A speech signal at baseband, 18,000 samples: even train, odd test.
 
     Loud and silent parts alternate: after scaling by the first batch, the standard
@@ -127,19 +106,10 @@ def audio(
     """
     series = torch.from_numpy(np.load(SHIPPED / "audio_baseband.npy")).double()
     is_train = torch.arange(len(series)) % 2 == 0
-    return _time_series(
-        "audio", series, is_train, first, batch, num_batches, thin, max_test
-    )
+    return _time_series("audio", series, is_train, first, batch)
 
 
-def terrain(
-    first: int = 1_000,
-    batch: int = 750,
-    *,
-    num_batches: int | None = None,
-    thin: int = 1,
-    max_test: int | None = None,
-) -> Stream:
+def terrain(first: int = 1_000, batch: int = 750) -> Stream:
     """Heights of the Jacksboro fault, 200 x 200, from matplotlib's sample data.
 
     Every second row and column trains (10,000 points), the rest tests (30,000).
@@ -149,17 +119,11 @@ def terrain(
     file = cbook.get_sample_data("jacksboro_fault_dem.npz", asfileobj=False)
     with np.load(file) as dem:
         heights = dem["elevation"][70:270, 100:300]
-    return _terrain("terrain", heights, first, batch, num_batches, thin, max_test)
+    return _terrain("terrain", heights, first, batch)
 
 
 def terrain_os(
-    data_dir: str | Path | None = None,
-    first: int = 1_000,
-    batch: int = 750,
-    *,
-    num_batches: int | None = None,
-    thin: int = 1,
-    max_test: int | None = None,
+    data_dir: str | Path | None = None, first: int = 1_000, batch: int = 750
 ) -> Stream:
     """As :func:`terrain`, from a 200 x 200 tile of OS Terrain 50.
 
@@ -168,7 +132,7 @@ def terrain_os(
     """
     with np.load(tile_file(data_dir)) as tile:
         heights = tile["z"]
-    return _terrain("terrain_os", heights, first, batch, num_batches, thin, max_test)
+    return _terrain("terrain_os", heights, first, batch)
 
 
 def tile_file(data_dir: str | Path | None) -> Path:
@@ -181,11 +145,7 @@ def tile_file(data_dir: str | Path | None) -> Path:
 
 
 def uci(
-    name: str,
-    data_dir: str | Path | None = None,
-    batch: int = 500,
-    *,
-    split: int = 0,
+    name: str, data_dir: str | Path | None = None, batch: int = 500, *, split: int = 0
 ) -> Stream:
     """A UCI regression set as a stream that is far from iid.
 
@@ -214,18 +174,26 @@ def uci(
             order = x[:, 0].argsort(stable=True)
     x, y, is_test = x[order], y[order], is_test[order]
     centre, scale = moments(x[~is_test])
-    arrival = "time" if by_time else "the first input"
-    return cut(
-        name,
-        (x - centre) / scale,
-        y,
-        ~is_test,
-        first=batch,
-        batch=batch,
-        ordered=not by_time,
-        notes=f"in order of {arrival}; x standardised by the training set, y by the "
-        "first batch",
+    return cut(name, (x - centre) / scale, y, ~is_test, batch, batch)
+
+
+def river_series(name: str, every: int = 5) -> Stream:
+    """A regression set of river in its own order, in one batch.
+
+    Inputs and targets are standardised by the training set.
+
+    Args:
+        name: Of the set, one whose inputs are numbers.
+        every: Every so many data, one is a test.
+    """
+    datasets = _optional("river.datasets", "river")
+    pairs = [(list(row.values()), y) for row, y in getattr(datasets, name)()]
+    x, y = (
+        torch.tensor(values, dtype=torch.float64) for values in zip(*pairs, strict=True)
     )
+    is_train = torch.arange(len(y)) % every != every - 1
+    centre, scale = moments(x[is_train])
+    return cut(name, (x - centre) / scale, y, is_train, len(y), len(y))
 
 
 def banana(
@@ -273,7 +241,6 @@ def banana(
         batches=list(zip(*parts, strict=True)),
         x_test=x[is_test][kept],
         y_test=y[is_test][kept],
-        notes=f"{order}, {batches} batches; labels 0 and 1",
     )
 
 
@@ -281,60 +248,21 @@ def banana(
 
 
 def _time_series(
-    name: str,
-    series: Tensor,
-    is_train: Tensor,
-    first: int,
-    batch: int,
-    num_batches: int | None,
-    thin: int,
-    max_test: int | None,
+    name: str, series: Tensor, is_train: Tensor, first: int, batch: int
 ) -> Stream:
     """A series with inputs scaled to [0, 10]."""
     step = torch.arange(len(series), dtype=torch.float64)
-    return cut(
-        name,
-        10 * step.unsqueeze(-1) / (len(series) - 1),
-        series,
-        is_train,
-        first=first,
-        batch=batch,
-        num_batches=num_batches,
-        thin=thin,
-        max_test=max_test,
-        ordered=True,
-        notes="in order of time; x scaled to [0, 10], y standardised by the first "
-        "batch",
-    )
+    x = 10 * step.unsqueeze(-1) / (len(series) - 1)
+    return cut(name, x, series, is_train, first, batch)
 
 
-def _terrain(
-    name: str,
-    heights: np.ndarray,
-    first: int,
-    batch: int,
-    num_batches: int | None,
-    thin: int,
-    max_test: int | None,
-) -> Stream:
+def _terrain(name: str, heights: np.ndarray, first: int, batch: int) -> Stream:
     """A grid of heights: every second row and column trains, row by row."""
     z = torch.from_numpy(heights.astype(np.float64))
     index = torch.cartesian_prod(*map(torch.arange, z.shape))  # by row, then by column
-    return cut(
-        name,
-        # One scale for both axes: a cell is square on the ground and stays square.
-        10 * index.double() / (max(z.shape) - 1),
-        z.reshape(-1),
-        (index % 2 == 0).all(-1),
-        first=first,
-        batch=batch,
-        num_batches=num_batches,
-        thin=thin,
-        max_test=max_test,
-        ordered=True,
-        notes="row by row; x scaled to [0, 10] x [0, 10], y standardised by the first "
-        "batch",
-    )
+    # One scale for both axes: a cell is square on the ground and stays square.
+    x = 10 * index.double() / (max(z.shape) - 1)
+    return cut(name, x, z.reshape(-1), (index % 2 == 0).all(-1), first, batch)
 
 
 def _optional(module: str, package: str) -> ModuleType:

@@ -19,17 +19,12 @@ class Stream:
         batches: ``(x, y)`` in order of arrival, ``(n, d)`` and ``(n,)``.
         x_test: ``(n_s, d)``, test inputs.
         y_test: ``(n_s,)``, test targets, with noise.
-        notes: How it was made and scaled.
-        test_batches: For a target that moves, the test set ``(x, y)`` as of the time
-            of each batch; ``x_test, y_test`` is then the last one.
     """
 
     name: str
     batches: list[tuple[Tensor, Tensor]]
     x_test: Tensor
     y_test: Tensor
-    notes: str
-    test_batches: list[tuple[Tensor, Tensor]] | None = None
 
     @property
     def x_train(self) -> Tensor:
@@ -79,20 +74,9 @@ def split_rows(
 
 
 def cut(
-    name: str,
-    x: Tensor,
-    y: Tensor,
-    is_train: Tensor,
-    *,
-    first: int,
-    batch: int,
-    ordered: bool,
-    notes: str,
-    num_batches: int | None = None,
-    thin: int = 1,
-    max_test: int | None = None,
+    name: str, x: Tensor, y: Tensor, is_train: Tensor, first: int, batch: int
 ) -> Stream:
-    """A stream of rows: batches, y scaled by the first, and the test rows they reach.
+    """A stream of rows: batches of those that train, y scaled by the first batch.
 
     Args:
         name: Of the stream.
@@ -101,24 +85,11 @@ def cut(
         is_train: ``(n,)``, which rows train; the others test.
         first: Size of the first batch.
         batch: Size of the following batches.
-        ordered: Whether rows arrive in order of their first input; test rows beyond
-            the last batch are then dropped.
-        notes: How it was scaled.
-        num_batches: Only so many batches.
-        thin: Every ``thin``-th training row.
-        max_test: At most so many test rows, evenly spaced.
     """
-    x_test, y_test = x[~is_train], y[~is_train]
-    batches = split_rows(x[is_train][::thin], y[is_train][::thin], first, batch)
+    batches = split_rows(x[is_train], y[is_train], first, batch)
     mean, std = moments(batches[0][1])
-    if num_batches is not None and num_batches < len(batches):
-        batches = batches[:num_batches]
-        if ordered:
-            reached = x_test[:, 0] <= batches[-1][0][-1, 0]
-            x_test, y_test = x_test[reached], y_test[reached]
-    kept = evenly(len(y_test), max_test)
     scaled = [(x_new, (y_new - mean) / std) for x_new, y_new in batches]
-    return Stream(name, scaled, x_test[kept], (y_test[kept] - mean) / std, notes)
+    return Stream(name, scaled, x[~is_train], (y[~is_train] - mean) / std)
 
 
 def generator(seed: int) -> torch.Generator:

@@ -1,0 +1,277 @@
+r"""Compress rows and raw data onto points: the step of the paper.
+
+With :math:`L L^\top = K_{zz}` and :math:`A = L^{-1} K_{zP} H^\top`,
+
+.. math::
+    A^\top = Q R, \quad U' = R L^{-1}, \quad g' = Q^\top r + U' m(z), \quad
+    \rho' = \rho + \|r\|^2 - \|Q^\top r\|^2.
+
+The trace :math:`\sum_i \lambda_i / 2s`, with :math:`\lambda_i` the prior variance of
+row :math:`i` that the points leave, is a constant of the bound: paid once, at the noise
+of now. Paid again at every later noise it would become noise itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_ssgp import functional as fn
+from torch_ssgp import validation as check
+from torch_ssgp.compression import choose_points
+from torch_ssgp.exceptions import breakdowns
+from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
+from torch_ssgp.inducing import Candidates
+from torch_ssgp.memory import Data, GaussianData, Rows
+from torch_ssgp.modules import same_points
+from torch_ssgp.points import merge_duplicates
+from torch_ssgp.update import young
+from torch_ssgp.update.objective import Evaluated, Objective
+from torch_ssgp.update.sites import SiteObjective
+from torch_ssgp.update.state import Base, Limits, State, check_finite, make_objective
+
+BLURRED = 0.1  # share of the variance that points on a time axis may leave
+
+
+def is_full(state: State, limits: Limits) -> bool:
+    """Whether there are more rows than a memory may hold, besides those of a base."""
+    if limits.memory_size == limits.num_inducing:  # the form of the paper
+        return state.num_raw > 0
+    inherited = 0 if state.base is None else state.base.past.g.size(-1)
+    return state.num_rows - inherited > limits.memory_size
+
+
+# -- which points ---------------------------------------------------------------------
+
+
+@breakdowns()
+@torch.no_grad()
+def choose(
+    objective: Objective, limits: Limits, num_new: int, num_updates: int = 0
+) -> Tensor:
+    """The points that a compression leaves, ``(*batch, m, d)``, as the kernel sees them.
+
+    Args:
+        objective: What is known, and the kernel of a policy.
+        limits: How many points, and the policy that chooses them.
+        num_new: The number of new data.
+        num_updates: Updates so far.
+    """
+    policy = limits.policy
+    weight = precision(objective)
+    if policy is None:
+        rows, capacity = Rows(objective.z_a, objective.past), limits.num_inducing
+        kept = objective.x[..., :0, :]
+        z = choose_points(rows, objective.x, weight, capacity, objective.jitter, kept)
+        return objective.agree(z)
+    now = objective.evaluate()
+    candidates = Candidates(
+        kernel=objective.kernel,
+        z_a=objective.rows.points,
+        z_s=objective.rows.points,
+        past=objective.past,
+        x=objective.data.x,
+        weight=weight,
+        s=objective.noises(now)[1],
+        jitter=objective.jitter,
+        num_inducing=limits.num_inducing,
+        num_updates=num_updates,
+        num_new=num_new,
+    )
+    z = policy(candidates)
+    check.check_choice(z, policy, objective.data.x)
+    z = merge_duplicates(objective.kernel, z, objective.jitter)
+    time = times_of(z, objective.rows, objective.data)
+    return objective.agree(objective.with_time(z, time))
+
+
+def precision(objective: Objective) -> Tensor:
+    """Precision of the data in units of the rows, ``(*batch, n)``."""
+    noise, s = objective.noises(objective.evaluate())
+    weight, y = objective.data.weight, objective.data.y
+    if noise is None:
+        ones = torch.ones_like(y)
+        return ones if weight is None else weight * ones
+    result = (s.unsqueeze(-1) / noise).expand(y.shape)
+    return result if weight is None else weight * result
+
+
+def times_of(z: Tensor, rows: Rows, data: Data) -> Tensor:
+    """When points were data, the latest time if there are several; else that of now."""
+    points = torch.cat(fn.broadcast_matrices(rows.points, data.x), -2)
+    assert rows.time is not None and data.time is not None
+    time = torch.cat(fn.broadcast_rows(rows.time, data.time), -1)
+    same = same_points(z, points)
+    found = torch.where(same, time.unsqueeze(-2), -torch.inf).amax(-1)
+    return torch.where(same.any(-1), found, time.max())
+
+
+# -- projecting -----------------------------------------------------------------------
+
+
+class Compressed(NamedTuple):
+    """Rows at the points of a compression.
+
+    Attributes:
+        past: The rows.
+        lost: ``(*batch,)``, nats that they lose.
+    """
+
+    past: PseudoObservations
+    lost: Tensor
+
+
+@breakdowns()
+@torch.no_grad()
+def compress(
+    state: State, limits: Limits, z: Tensor | None, num_new: int
+) -> tuple[State, Tensor]:
+    """The state without raw data, and the nats that were lost.
+
+    What a branch inherited and what it has seen since are compressed separately: then
+    what was added equals the memory of a model that never saw the base.
+
+    Args:
+        state: What is known.
+        limits: How many points are left.
+        z: ``(*batch, m, d)``, the points, as the kernel sees them; chosen if ``None``.
+        num_new: The number of new data.
+    """
+    objective = make_objective(state, limits, state.prior)
+    if z is None:
+        z = choose(objective, limits, num_new, int(state.counts.num_updates))
+    data = state.observations(limits.shared_noise)
+    objective.start_at(z)
+    if isinstance(objective, SiteObjective):
+        data = objective.as_frozen(objective.as_gaussian())
+    now = objective.evaluate()
+    blocks = objective.blocks(now, to_the_last_digit=True)
+    base, parts = state.base, [Part(objective.past, slice(None), 1.0)]
+    if base is not None:
+        parts = _parts(base, objective.past, state.num_raw)
+    done = [_project(objective, blocks, data, part, now) for part in parts]
+    past, lost = done[-1].past, sum(each.lost for each in done)
+    if base is not None:
+        sunk = base.sunk + done[0].lost
+        base = base._replace(past=done[0].past, num_raw=0, sunk=sunk)
+        past = _stacked(done[0].past, past)
+    check_finite(*past)
+    points = z[..., : state.data.x.size(-1)]
+    return (
+        state._replace(
+            rows=Rows(points, past, times_of(points, state.rows, state.data)),
+            data=state.data.narrow(0, 0)._replace(weight=None),
+            sites=None if state.sites is None else _no_sites(data),
+            error=state.error[..., :0],
+            sunk=state.sunk + lost,
+            alarm=torch.zeros_like(state.alarm),
+            alarmed=torch.zeros_like(state.alarmed),
+            odds=torch.full_like(state.odds, young.TRUSTED),
+            grid=None,
+            counts=state.counts._replace(question_at=0.0, question_due=0.0),
+            base=base,
+            predictor=None,
+        ),
+        lost,
+    )
+
+
+def _no_sites(data: GaussianData) -> GaussianData:
+    nothing = data.target[..., :0]
+    return GaussianData(nothing, nothing, torch.zeros_like(data.offset))
+
+
+class Part(NamedTuple):
+    """What is compressed on its own.
+
+    Attributes:
+        past: Its rows.
+        raw: Which raw data are its.
+        share: Its share in what sites add to the bound.
+    """
+
+    past: PseudoObservations
+    raw: slice
+    share: float
+
+
+def _parts(base: Base, past: PseudoObservations, num_raw: int) -> list[Part]:
+    """What a branch inherited, and what it added."""
+    count, share = base.past.g.size(-1), base.num_raw / max(num_raw, 1)
+    added = PseudoObservations(
+        past.U[..., count:, :],
+        past.g[..., count:],
+        past.rho - base.past.rho,
+        past.n - base.past.n,
+    )
+    inherited = base.past._replace(U=past.U[..., :count, :], g=past.g[..., :count])
+    return [
+        Part(inherited, slice(0, base.num_raw), share),
+        Part(added, slice(base.num_raw, num_raw), 1 - share),
+    ]
+
+
+class Compressed(NamedTuple):
+    """Rows at the points of a compression, and the nats ``(*batch,)`` that they lose."""
+
+    past: PseudoObservations
+    lost: Tensor
+
+
+def _project(
+    objective: Objective,
+    blocks: PriorBlocks,
+    data: GaussianData,
+    part: Part,
+    now: Evaluated,
+) -> Compressed:
+    """Some rows and some data at the points of ``blocks``."""
+    raw, offset = part.raw, part.share * data.offset
+    part_of_data = GaussianData(
+        data.target[..., raw],
+        None if data.noise is None else data.noise[..., raw],
+        offset,
+    )
+    blocks = blocks._replace(
+        K_bf=blocks.K_bf[..., raw], k_ff=blocks.k_ff[..., raw], m_f=blocks.m_f[..., raw]
+    )
+    weight = objective.data.weight
+    weight = None if weight is None else weight[..., raw]
+    rows, s = objective.project(blocks, part_of_data, now, part.past, weight)
+    lost = rows.loss / (2 * s)
+    if rows.lost is not None and _moves_on(objective, rows, blocks, part):
+        rows = fn.temper(rows, part.past, s)
+    return Compressed(fn.absorb(fn.compress(rows), blocks.m_b), lost)
+
+
+def _moves_on(
+    objective: Objective, rows: Projection, blocks: PriorBlocks, part: Part
+) -> bool:
+    """Whether inputs only move on, and have left the points behind.
+
+    Some input is later in every datum than in all points, and the points leave too
+    much of the prior variance of what they are to say.
+    """
+    old, x = objective.rows.points, objective.data.x
+    if old.size(-2) == 0 or x.size(-2) < 2:
+        return False
+    for sign in (1, -1):
+        step, last = sign * x.diff(dim=-2), (sign * old).amax(-2)
+        grows = (step >= 0).all(-2) & (sign * x[..., 0, :] >= last)
+        if bool(grows.reshape(-1, x.size(-1)).all(0).any()):
+            assert rows.lost is not None
+            seen = rows.lost.sum(-1) + fn.squared_norm(rows.A, (-2, -1))
+            return bool((rows.lost.sum(-1) > BLURRED * seen).any())
+    return False
+
+
+def _stacked(first: PseudoObservations, second: PseudoObservations) -> PseudoObservations:
+    """The rows of two parts at the same points."""
+    return PseudoObservations(
+        torch.cat(fn.broadcast_matrices(first.U, second.U), -2),
+        torch.cat(fn.broadcast_rows(first.g, second.g), -1),
+        first.rho + second.rho,
+        first.n + second.n,
+    )
