@@ -136,16 +136,18 @@ def _is_scaled(kernel: Kernel) -> bool:
 
 
 class Cells(NamedTuple):
-    """All cells of a grid, for the inputs at hand.
+    """Cells of a grid, for the inputs at hand.
 
     Attributes:
         form: ``(cells, *batch)``, the kernel with a scale of one.
+        form_at: From lengthscales ``(cells,)`` to such a form.
         lengthscale: ``(cells,)``, in units of the diameter of the inputs.
         ratio: ``(cells,)``.
         log_prior: ``(cells,)``.
     """
 
     form: Form
+    form_at: Callable[[Tensor], Form]
     lengthscale: Tensor
     ratio: Tensor
     log_prior: Tensor
@@ -165,19 +167,23 @@ def cells_of(kernel: Kernel, grid: Grid, x: Tensor) -> Cells:
     lengthscale, ratio = pairs.unbind(-1)
     paths = {id(module): path for path, module in kernel.named_modules()}
 
-    def value(module: Any, name: str) -> Tensor:
-        now = getattr(module, name).detach().to(x)
-        path = f"{paths[id(module)]}.raw_{name}".lstrip(".")
-        if path not in grid.names:
-            return now
-        if name == "outputscale":
-            return torch.ones_like(now)
-        unit = _diameter(module, x)
-        return lengthscale.view(-1, *(1 for _ in unit.shape)) * unit
+    def form_at(lengthscale: Tensor) -> Form:
+        def value(module: Any, name: str) -> Tensor:
+            now = getattr(module, name).detach().to(x)
+            path = f"{paths[id(module)]}.raw_{name}".lstrip(".")
+            if path not in grid.names:
+                return now
+            if name == "outputscale":
+                return torch.ones_like(now)
+            unit = _diameter(module, x)
+            return lengthscale.view(-1, *(1 for _ in unit.shape)) * unit
 
-    form = read(kernel, value)
-    assert form is not None
-    return Cells(form, lengthscale, ratio, log_prior.log_softmax(0))
+        form = read(kernel, value)
+        assert form is not None
+        return form
+
+    form = form_at(lengthscale)
+    return Cells(form, form_at, lengthscale, ratio, log_prior.log_softmax(0))
 
 
 def _diameter(kernel: Kernel, x: Tensor) -> Tensor:
@@ -231,10 +237,11 @@ class Mixture(NamedTuple):
     def take(self, index: Tensor) -> Mixture:
         """Some of the cells, weighted as before."""
         cells, weights = self.cells, self.weights
-        num_dims = self.x.ndim + 1  # of what differs from cell to cell
-        form = cells.form.map(lambda t: t[index] if t.ndim == num_dims else t)
-        chosen = Cells(
-            form, cells.lengthscale[index], cells.ratio[index], 0 * cells.ratio[index]
+        chosen = cells._replace(
+            form=cells.form_at(cells.lengthscale[index]),
+            lengthscale=cells.lengthscale[index],
+            ratio=cells.ratio[index],
+            log_prior=torch.zeros_like(cells.log_prior[index]),
         )
         return self._replace(
             cells=chosen,
