@@ -12,12 +12,6 @@ import torch
 from gpytorch.kernels import PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
-
-import oracles
-from torch_ssgp import StreamingGP, UpdateOptions, branch
-from torch_ssgp.exceptions import ArgumentError
-from torch_ssgp.memory import Data
-from torch_ssgp.update import ascent, forgetting, trial
 from torch_ssgp.update.clock import moved, outgrown, ticking
 from torch_ssgp.update.drift import REGAINED, SHARE, Drift
 from torch_ssgp.update.forgetting import (
@@ -34,6 +28,12 @@ from torch_ssgp.update.forgetting import (
     judge,
     of_beginning,
 )
+
+import oracles
+from torch_ssgp import StreamingGP, UpdateOptions, branch
+from torch_ssgp.exceptions import ArgumentError
+from torch_ssgp.memory import Data
+from torch_ssgp.update import ascent, forgetting, trial
 
 Function = Callable[[Tensor], Tensor]
 

@@ -474,7 +474,7 @@ def test_how_a_batch_was_split_does_not_matter(stream, size, cuts):
 
 @given(streams(), HISTORIES, HISTORIES, st.sampled_from(["deepcopy", "save"]))
 def test_copies_go_on_with_the_same_bits(stream, before, after, kind):
-    """The model itself may differ by rounding: its factor was extended, theirs is new."""
+    """The model itself may differ by rounding: its factor was extended."""
     model, _ = replay(stream, before)
     copies = [copy.deepcopy(model), Op(kind)(model, stream, 0)[0]]
     x = stream.test_points()

@@ -195,9 +195,7 @@ def test_streaming_bernoulli_is_stationary_in_q_and_equals_the_papers_objective(
                 for gradient in torch.autograd.grad(elbo, (mu, S)):
                     assert gradient.abs().max() < 1e-6
             nothing = torch.zeros_like(summary.mean)
-            old = OldPosterior(
-                z, summary.mean, summary.covariance, nothing, prior_cov
-            )
+            old = OldPosterior(z, summary.mean, summary.covariance, nothing, prior_cov)
 
 
 def test_increments_add_up_to_the_bound():

@@ -1,9 +1,9 @@
 """Streaming sparse Gaussian processes on GPyTorch.
 
-A model is a Gaussian process on a regression data set of bounded size, its memory. Until
-``memory_size`` rows have come it is the exact Gaussian process on all data. When it is
-full, the past is compressed onto ``num_inducing`` points by the step of the paper, and
-goes on as rows of the same data set. Data flow through the package once:
+A model is a Gaussian process on a regression data set of bounded size, its memory.
+Until ``memory_size`` rows have come it is the exact Gaussian process on all data. When
+it is full, the past is compressed onto ``num_inducing`` points by the step of the
+paper, and goes on as rows of the same data set. Data flow through the package once:
 
     update(x, y) -> extend -> judge -> learn -> compress -> predict
 

@@ -67,7 +67,7 @@ def condition(
         target = root * target
     border = predictor.border(data.x, target, root)
     with torch.no_grad():
-        new = Data(*(None if t is None else t.detach() for t in data))
+        new = data.detached()
         state = recall(known, new, limits)
         time = state.counts.arrived + torch.arange(new.y.size(-1)).to(new.y)
         every = None if state.sites is None else joined_sites(state.sites, sites)

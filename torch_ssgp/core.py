@@ -118,7 +118,7 @@ class StreamingCore(AtomicModule, GP):
 
     @property
     def num_data(self) -> Tensor:
-        """Data seen, ``()``; ``(*batch_shape,)`` where streams forgot or missed some."""
+        """Data seen: ``()``, or ``(*batch_shape,)`` where streams differ."""
         return self.memory.num_data
 
     @property
@@ -243,7 +243,7 @@ class StreamingCore(AtomicModule, GP):
         )
 
     def no_data(self) -> Data:
-        """An empty batch in the dtype of the algebra, to learn from the memory alone."""
+        """An empty batch in the dtype of the algebra."""
         points = self.memory.points.to(settings.algebra_dtype.of(self.dtype))
         return Data(points[..., :0, :], points.new_zeros(*self.batch_shape, 0))
 
@@ -391,7 +391,12 @@ class StreamingCore(AtomicModule, GP):
             dtype = key[-2]
             if self.memory.is_empty:
                 kernel, mean, likelihood = self.frozen_modules(dtype)
-                predictor = Predictor(mean, kernel, likelihood, torch.ones((), dtype=dtype, device=self.device))
+                predictor = Predictor(
+                    mean,
+                    kernel,
+                    likelihood,
+                    torch.ones((), dtype=dtype, device=self.device),
+                )
             else:
                 nothing = Data(*(t.to(dtype) for t in self.no_data()[:2]))
                 limits = self.limits(nothing)._replace(

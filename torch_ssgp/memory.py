@@ -53,6 +53,12 @@ class Data(NamedTuple):
         """Where there is a reading, ``(n,)`` or ``(*batch, n)``; ``None``: all."""
         return None if self.weight is None else self.weight > 0
 
+    def detached(self) -> Data:
+        """The same without a graph."""
+        x, *others = (None if t is None else t.detach() for t in self)
+        assert x is not None and others[0] is not None
+        return Data(x, others[0], *others[1:])
+
     def narrow(self, start: int, count: int) -> Data:
         """``count`` of the data, from ``start`` on."""
         rest = (
@@ -69,7 +75,9 @@ class Data(NamedTuple):
         parts = (self, new)
         noise = weight = time = None
         if any(d.noise is not None for d in parts):
-            both = (torch.zeros_like(d.y) if d.noise is None else d.noise for d in parts)
+            both = (
+                torch.zeros_like(d.y) if d.noise is None else d.noise for d in parts
+            )
             noise = _side_by_side(*both)
         if any(d.weight is not None for d in parts):
             ones = (d.y.new_ones(d.y.size(-1)) for d in parts)

@@ -296,9 +296,7 @@ class StreamingGP(StreamingCore):
         """
         return evidence_of(self)
 
-    def forward(
-        self, x: Tensor, from_memory: bool | None = None
-    ) -> MultivariateNormal:
+    def forward(self, x: Tensor, from_memory: bool | None = None) -> MultivariateNormal:
         """Latent posterior at ``x``; the same in train and eval mode.
 
         Differentiable in ``x``, not in hyperparameters. Factorisations are reused until

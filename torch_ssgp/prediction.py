@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 DENSE = 1000  # points whose covariance is formed at once where a model is young
-LEAST = 1e-2  # share of their variance that the noise of the modules leaves the function
+LEAST = (
+    1e-2  # share of their variance that the noise of the modules leaves the function
+)
 
 
 class Tail(NamedTuple):

@@ -8,7 +8,7 @@
 ``change.py``                alarms, and the three explanations of one
 ``learn.py``                 when to learn, from which starts, and rates of drift
 ``compress.py``              rows and raw data onto points: the step of the paper
-``objective.py``             the evidence, or its bound, as a function of hyperparameters
+``objective.py``             the evidence or its bound, of hyperparameters
 ``ascent.py``                the inner loop
 ``coordinates.py``           variables in which one learning rate suits every parameter
 ``initialization.py``        hyperparameters to start from

@@ -380,9 +380,7 @@ def _updated(
     H = torch.where((where & is_first)[..., None, None], scale * eye, H)
     s, y = s.unsqueeze(-1), y.unsqueeze(-1)
     left = eye - rho * s @ y.mT
-    return torch.where(
-        where[..., None, None], left @ H @ left.mT + rho * s @ s.mT, H
-    )
+    return torch.where(where[..., None, None], left @ H @ left.mT + rho * s @ s.mT, H)
 
 
 def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:

@@ -232,7 +232,7 @@ def explain(
     weight = _weights(state)
     back = _left_out(state) & is_new
     every = _with_weight(state, weight.where(~back, 1.0))
-    every = every.count(num_outliers=every.counts.num_outliers - float(back.sum()))
+    every = every.counted(num_outliers=every.counts.num_outliers - float(back.sum()))
     one, nowhere = learn(every, known, options, limits), torch.zeros_like(alarmed)
     best, out = _without_outliers(every, one, known, options, limits)
     begins = _may_begin(every, one, is_new, options, limits) & alarmed
@@ -246,7 +246,7 @@ def explain(
         if bool(begins.any()):
             fresh = _begin(every, is_new, begins)
             count = float(fresh.num_data.max())
-            fresh = fresh.count(started_at=count, since_start=0.0)
+            fresh = fresh.counted(started_at=count, since_start=0.0)
             fresh = _young(fresh, begins, known, options, limits)
             return Explained(_asked(fresh, fresh.num_raw), new, begins)
     return Explained(_asked(_left(every, out), int(since.min())), best, nowhere)
@@ -276,7 +276,7 @@ def _left(state: State, out: Tensor) -> State:
     weight = _weights(state).where(~out, 0.0)
     # Whatever it was when it came: that is how they are told from missing readings.
     error = state.error.where(~out, state.error.abs().clamp_min(2 * FAR))
-    state = state._replace(error=error).count(num_outliers=num_out)
+    state = state._replace(error=error).counted(num_outliers=num_out)
     return _with_weight(state, weight)
 
 
@@ -369,7 +369,7 @@ def _asked(state: State, since: int) -> State:
     return state._replace(
         alarm=torch.zeros_like(state.alarm),
         alarmed=torch.full_like(state.alarmed, state.num_raw),
-    ).count(question_at=since, question_due=due)
+    ).counted(question_at=since, question_due=due)
 
 
 def _weights(state: State) -> Tensor:
@@ -393,6 +393,9 @@ def _only(state: State, weight: Tensor) -> State:
     def taken(value: Tensor | None) -> Tensor | None:
         return None if value is None else value.index_select(-1, index)
 
+    if sites is not None:
+        target = sites.target.index_select(-1, index)
+        sites = GaussianData(target, taken(sites.noise), sites.offset)
     return state._replace(
         data=Data(
             data.x.index_select(-2, index),
@@ -401,9 +404,7 @@ def _only(state: State, weight: Tensor) -> State:
             weight.index_select(-1, index),
             taken(data.time),
         ),
-        sites=None
-        if sites is None
-        else GaussianData(taken(sites.target), taken(sites.noise), sites.offset),
+        sites=sites,
         error=state.error.index_select(-1, index),
         predictor=None,
     )
@@ -442,8 +443,8 @@ def _log_probability_of_outliers(state: State, far: Tensor) -> Tensor:
     """Log probability of some raw data as outliers, ``(*batch,)``.
 
     A run of them begins at one datum in a hundred and goes on with nine in ten. Their
-    values are noise about the level of the others, of a variance that is integrated out:
-    an inverse gamma variable of three times their standard deviation.
+    values are noise about the level of the others, of a variance that is integrated
+    out: an inverse gamma variable of three times their standard deviation.
     """
     y, usual = state.data.y, ((_weights(state) > 0) & ~far).to(state.data.y)
     count = usual.sum(-1).clamp_min(1)
@@ -545,8 +546,8 @@ def _harm(
     given = [_given_past(state, is_new, witness, prior, limits) for prior in priors]
     alone = _only(state, _weights(state).where(witness, 0.0))
     alone = alone._replace(rows=no_rows(state), sunk=torch.zeros_like(state.sunk))
-    alone = exact(make_objective(alone, limits, priors[1]))
-    return alone - torch.stack(given).amax(0) - state.sunk
+    evidence = exact(make_objective(alone, limits, priors[1]))
+    return evidence - torch.stack(given).amax(0) - state.sunk
 
 
 def _begin(state: State, is_new: Tensor, begins: Tensor) -> State:
@@ -571,7 +572,7 @@ def _begin(state: State, is_new: Tensor, begins: Tensor) -> State:
             sites=sites,
             error=state.error[..., first:],
             base=None,
-        ).count(question_at=0.0, question_due=0.0)
+        ).counted(question_at=0.0, question_due=0.0)
     else:
         past = rows.past
         keep = (~begins).to(past.g)

@@ -51,7 +51,7 @@ def is_full(state: State, limits: Limits) -> bool:
 def choose(
     objective: Objective, limits: Limits, num_new: int, num_updates: int = 0
 ) -> Tensor:
-    """The points that a compression leaves, ``(*batch, m, d)``, as the kernel sees them.
+    """Points that a compression leaves, ``(*batch, m, d)``, as the kernel sees them.
 
     Args:
         objective: What is known, and the kernel of a policy.
@@ -111,18 +111,6 @@ def times_of(z: Tensor, rows: Rows, data: Data) -> Tensor:
 # -- projecting -----------------------------------------------------------------------
 
 
-class Compressed(NamedTuple):
-    """Rows at the points of a compression.
-
-    Attributes:
-        past: The rows.
-        lost: ``(*batch,)``, nats that they lose.
-    """
-
-    past: PseudoObservations
-    lost: Tensor
-
-
 @breakdowns()
 @torch.no_grad()
 def compress(
@@ -152,7 +140,7 @@ def compress(
     if base is not None:
         parts = _parts(base, objective.past, state.num_raw)
     done = [_project(objective, blocks, data, part, now) for part in parts]
-    past, lost = done[-1].past, sum(each.lost for each in done)
+    past, lost = done[-1].past, torch.stack([each.lost for each in done]).sum(0)
     if base is not None:
         sunk = base.sunk + done[0].lost
         base = base._replace(past=done[0].past, num_raw=0, sunk=sunk)
@@ -214,7 +202,7 @@ def _parts(base: Base, past: PseudoObservations, num_raw: int) -> list[Part]:
 
 
 class Compressed(NamedTuple):
-    """Rows at the points of a compression, and the nats ``(*batch,)`` that they lose."""
+    """Rows at the points of a compression; they lose ``(*batch,)`` nats."""
 
     past: PseudoObservations
     lost: Tensor
@@ -267,7 +255,9 @@ def _moves_on(
     return False
 
 
-def _stacked(first: PseudoObservations, second: PseudoObservations) -> PseudoObservations:
+def _stacked(
+    first: PseudoObservations, second: PseudoObservations
+) -> PseudoObservations:
     """The rows of two parts at the same points."""
     return PseudoObservations(
         torch.cat(fn.broadcast_matrices(first.U, second.U), -2),

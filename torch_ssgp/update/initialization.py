@@ -227,9 +227,7 @@ def length_name(module: nn.Module) -> str | None:
     return None
 
 
-def input_spread(
-    kernel: Kernel, name: str, x: Tensor, nothing: float = 1.0
-) -> Tensor:
+def input_spread(kernel: Kernel, name: str, x: Tensor, nothing: float = 1.0) -> Tensor:
     """Extent of the inputs a kernel sees, ``(*batch, 1, d or 1)``.
 
     Args:

@@ -76,9 +76,7 @@ def is_fresh_due(state: State, options: UpdateOptions) -> bool:
     )
 
 
-def is_due(
-    state: State, known: Known, options: UpdateOptions, limits: Limits
-) -> bool:
+def is_due(state: State, known: Known, options: UpdateOptions, limits: Limits) -> bool:
     """Whether hyperparameters are to be learned now."""
     counts = state.counts
     if not options.learns_at(int(counts.num_updates) - 1) or has_one_class(state):
@@ -209,7 +207,7 @@ def learn(
                 raise
         # The callback has seen one loop.
         options = replace(options, callback=None, progress=False)
-    return better_of(*fits) if len(fits) == 2 else fits[0]
+    return better_of(fits[0], fits[1]) if len(fits) == 2 else fits[0]
 
 
 def _climb(
@@ -233,7 +231,9 @@ def _climb(
             # As the model will store it, before anything is made with it.
             parameter.copy_(parameter.to(limits.dtype))
         score = objective.total()[0]
-    return Fit(objective, ascended, torch.full_like(score, anew, dtype=torch.bool), score)
+    return Fit(
+        objective, ascended, torch.full_like(score, anew, dtype=torch.bool), score
+    )
 
 
 @torch.no_grad()
@@ -262,7 +262,7 @@ def better_of(first: Fit, second: Fit, price: float = 0.0) -> Fit:
         p.copy_(select(better, q, p))
     if a.z is not None and b.z is not None:
         count = max(a.z.size(-2), b.z.size(-2))
-        z, other = (_padded(each.z.detach(), count) for each in (a, b))
+        z, other = (_padded(z.detach(), count) for z in (a.z, b.z))
         a.start_at(select(better, other, z), learn=a.z.requires_grad)
     curvature = first.ascended.curvature
     if curvature is not None and second.ascended.curvature is not None:

@@ -36,8 +36,8 @@ from torch_ssgp.modules import (
     same_variables,
     square_gram,
 )
-from torch_ssgp.rows import Regression
 from torch_ssgp.points import evenly
+from torch_ssgp.rows import Regression
 from torch_ssgp.update import young
 from torch_ssgp.update.initialization import SUBSET, average, initialize_from_data
 from torch_ssgp.update.young import Grid
@@ -90,8 +90,9 @@ def evaluate(
     mean: Callable[[Tensor], Tensor] = prior.mean
     noise = getattr(prior.likelihood, "noise", None)
     if value is not None:
-        mean, noise = _mean(prior.mean, value), value(
-            prior.likelihood.noise_covar, "noise"
+        mean, noise = (
+            _mean(prior.mean, value),
+            value(prior.likelihood.noise_covar, "noise"),
         )
     if rate is not None:
         form, plain = Drifting(form, rate), mean
@@ -234,6 +235,7 @@ class Objective(ABC):
 
     def new_round(self) -> None:
         """Called before every round of L-BFGS, see ``round_length``."""
+        return
 
     # -- what processes that share the work agree on, see ``sharding.py`` -------------
 
@@ -243,6 +245,7 @@ class Objective(ABC):
 
     def share_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Called after every gradient, which may be that of some rows only."""
+        return
 
     # -- what all share ---------------------------------------------------------------
 
@@ -309,8 +312,12 @@ class Objective(ABC):
             z: ``(*batch, m, d)``, as the kernel sees them.
             to_the_last_digit: Whether losses are to be known so well, for storing.
         """
-        same = self.same if z is None else same_variables(z, self.x, self.z_a)
-        z = self.z if z is None else z
+        same = self.same
+        if z is None:
+            assert self.z is not None
+            z = self.z
+        else:
+            same = same_variables(z, self.x, self.z_a)
         blocks = prior_blocks(
             now.mean, now.form, z, self.x, self.z_a, self.jitter, same
         )
@@ -337,12 +344,12 @@ class Objective(ABC):
         """
         _, s = self.noises(now)
         past = past._replace(rho=past.rho + data.offset)
-        rows = fn.project(
-            prior, past, data.target, data.noise, s, self.alpha, weight
-        )
+        rows = fn.project(prior, past, data.target, data.noise, s, self.alpha, weight)
         return rows, s
 
-    def regression(self, data: GaussianData, now: Evaluated) -> tuple[Regression, Tensor]:
+    def regression(
+        self, data: GaussianData, now: Evaluated
+    ) -> tuple[Regression, Tensor]:
         """All rows as one regression, and their noise scale."""
         _, s = self.noises(now)
         past = self.past._replace(rho=self.past.rho + data.offset)

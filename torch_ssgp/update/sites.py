@@ -38,8 +38,6 @@ from torch import Tensor
 
 from torch_ssgp import functional as fn
 from torch_ssgp import likelihoods
-from torch_ssgp.exceptions import breakdowns
-from torch_ssgp.functional import PriorBlocks
 from torch_ssgp.kernels import Values
 from torch_ssgp.memory import Data, GaussianData, Rows, extremes
 from torch_ssgp.modules import variances

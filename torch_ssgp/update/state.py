@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -167,7 +169,7 @@ class State(NamedTuple):
         """Whether hyperparameters are integrated out, in some stream."""
         return self.grid is not None
 
-    def count(self, **values: float) -> State:
+    def counted(self, **values: float) -> State:
         """The state with other counts."""
         return self._replace(counts=self.counts._replace(**values))
 
@@ -240,6 +242,7 @@ def recall(known: Known, new: Data, limits: Limits) -> State:
     frozen, num_dims = known.frozen, new.x.size(-1)
 
     z, past, time = memory.compressed
+    assert time is not None
     past = PseudoObservations(*(t.detach().to(y.dtype) for t in past))
     noise, weight = (t.detach().to(y.dtype) for t in (memory.noise, memory.weight))
     of_base = PseudoObservations(*(t.detach().to(y.dtype) for t in memory.of_base))
@@ -255,9 +258,7 @@ def recall(known: Known, new: Data, limits: Limits) -> State:
         z, x = (t.detach().to(y.dtype) for t in (z, memory.raw_x))
         shape = (*new.x.shape[:-2], -1, num_dims)
         z, x = z.expand(shape), x.expand(shape)
-    past = past._replace(
-        g=past.g.expand(*batch, -1), rho=past.rho.expand(batch)
-    )
+    past = past._replace(g=past.g.expand(*batch, -1), rho=past.rho.expand(batch))
     data = Data(
         x,
         memory.y.detach().to(y.dtype).expand(*batch, -1),
@@ -320,9 +321,7 @@ def appended(
             sites=sites, counts=counts._replace(num_updates=counts.num_updates + 1)
         )
     batch = new.y.shape[:-1]
-    error = torch.cat(
-        fn.broadcast_rows(state.error, error.expand(new.y.shape)), -1
-    )
+    error = torch.cat(fn.broadcast_rows(state.error, error.expand(new.y.shape)), -1)
     return state._replace(
         data=state.data.joined(new),
         sites=sites,
@@ -395,9 +394,7 @@ def evidence(state: State, limits: Limits) -> Tensor:
     rest = (state.num_data - factor.count) * (fn.LOG_2PI + s.log())
     rest = rest + (past.rho + sites.offset + data.rho) / s
     log_dets = factor.W.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    density = log_dets - 0.5 * (
-        fn.squared_norm(factor.e) + factor.count * fn.LOG_2PI
-    )
+    density = log_dets - 0.5 * (fn.squared_norm(factor.e) + factor.count * fn.LOG_2PI)
     return (density - 0.5 * rest - state.sunk).expand(state.sunk.shape)
 
 
@@ -442,19 +439,19 @@ def make_objective(state: State, limits: Limits, prior: Prior) -> Objective:
         prior: Working copies of the modules.
     """
     gaussian = likelihoods.is_gaussian(prior.likelihood)
-    kind = GaussianObjective if gaussian else SiteObjective
-    options = {
-        "shared_noise": limits.shared_noise,
-        "alpha": limits.alpha,
-        "jitter": state.jitter,
-        "rate": state.rate,
-        "sunk": state.sunk,
-    }
+    kind: Callable[..., Objective] = GaussianObjective if gaussian else SiteObjective
     if limits.team is not None and gaussian and limits.alpha == 0:
-        return ShardedObjective(
-            prior, state.rows, state.data, team=limits.team, **options
-        )
-    objective = kind(prior, state.rows, state.data, **options)
+        kind = partial(ShardedObjective, team=limits.team)
+    objective = kind(
+        prior,
+        state.rows,
+        state.data,
+        shared_noise=limits.shared_noise,
+        alpha=limits.alpha,
+        jitter=state.jitter,
+        rate=state.rate,
+        sunk=state.sunk,
+    )
     if isinstance(objective, SiteObjective) and state.sites is not None:
         objective.recall_sites(state.sites)
     return objective

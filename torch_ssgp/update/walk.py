@@ -57,9 +57,7 @@ from torch_ssgp.update.state import (
 TINY = 1e-30  # weight of a row that says nothing
 
 
-def update(
-    known: Known, data: Data, options: UpdateOptions, limits: Limits
-) -> Learned:
+def update(known: Known, data: Data, options: UpdateOptions, limits: Limits) -> Learned:
     """One update; in closed form if numbers stop being finite.
 
     Args:
@@ -177,7 +175,9 @@ def extend(state: State, new: Data, limits: Limits) -> tuple[State, News]:
             prior = prior * root.square()
         left = prior - border.V.square().sum(-2)
         is_known = left < change.KNOWN * prior.maximum(old.s.unsqueeze(-1))
-        news = News(log_scale.expand(new.y.shape), is_known.expand(new.y.shape), num_new)
+        news = News(
+            log_scale.expand(new.y.shape), is_known.expand(new.y.shape), num_new
+        )
     elif seen is not None and num_new:
         mean, variance = old.moments(new.x)
         scale = (variance + _noise(new, state, limits)).sqrt()
@@ -311,14 +311,16 @@ def _learn(
     state = _aged(state, known, options, limits)
     if state.grid is not None and float(state.num_data.max()) < young.FEW:
         fit = start(state, known, options, limits)
-        state = adopt(state, fit).count(since_learning=0.0, since_start=0.0)
-        return state.count(started_at=float(state.num_data.max())), Taught(fit, nowhere)
+        state = adopt(state, fit).counted(since_learning=0.0, since_start=0.0)
+        return state.counted(started_at=float(state.num_data.max())), Taught(
+            fit, nowhere
+        )
     if options.forgets_by_evidence and state.sites is None:
         alarmed = change.is_alarmed(state, options, num_new)
         if bool(alarmed.any()):
             explained = change.explain(state, known, options, limits, alarmed)
             state = adopt(explained.state, explained.fit)
-            state = state.count(since_learning=0.0)
+            state = state.counted(since_learning=0.0)
             return state, Taught(explained.fit, explained.forgot)
     if not is_due(state, known, options, limits):
         moves = options.inducing_points is not None or is_full(state, limits)
@@ -332,10 +334,10 @@ def _learn(
         state, fit = change.leave_out(state, fit, known, options, limits)
     if options.forgets_by_evidence and state.sites is None:
         fit = with_rate(fit, state, known, options, limits)
-    state = adopt(state, fit).count(since_learning=0.0)
+    state = adopt(state, fit).counted(since_learning=0.0)
     if starts:
         count = float(state.num_data.max())
-        state = state.count(started_at=count, since_start=0.0)
+        state = state.counted(started_at=count, since_start=0.0)
     return state, Taught(fit, nowhere)
 
 

@@ -1,9 +1,9 @@
 r"""Young models: hyperparameters integrated out until the data decide.
 
 With few data the evidence has no sharp maximum, and the hyperparameters at the highest
-point say that there is no noise, or no function. So they are integrated out over a grid
-of lengthscales :math:`\ell` and ratios of noise to signal :math:`q`. In a cell, mean and
-scale are integrated out as well: with :math:`k = \sigma^2 R_\ell`, noise
+point say that there is no noise, or no function. So they are integrated out over a
+grid of lengthscales :math:`\ell` and ratios of noise to signal :math:`q`. In a cell,
+mean and scale are integrated out as well: with :math:`k = \sigma^2 R_\ell`, noise
 :math:`\sigma^2 q`, a level :math:`N(\bar y, \nu \sigma^2)` and
 :math:`\sigma^2 \sim \mathrm{InvGamma}(a_0, b_0)`,
 
@@ -13,14 +13,14 @@ scale are integrated out as well: with :math:`k = \sigma^2 R_\ell`, noise
     \log p(y \mid c) &= \log \tfrac{\Gamma(a)}{\Gamma(a_0)} + a_0 \log b_0 - a \log b
         - \tfrac12 \log |B| - \tfrac n2 \log 2 \pi
 
-and a prediction is Student's t with :math:`2a` degrees of freedom. Cells have log-normal
-priors. The mixture is matched by its moments, its variance widened to the 95 % quantile
-of t.
+and a prediction is Student's t with :math:`2a` degrees of freedom. Cells have
+log-normal priors. The mixture is matched by its moments, its variance widened to the
+95 % quantile of t.
 
-**Handover.** Every new datum is predicted by the mixture and by learned hyperparameters.
-Their odds are those of the switch distribution: all begin with the mixture, and one in
-:math:`n` may change over to what was learned. Predictions are averaged by the same odds;
-once they are clear, the mixture is dropped.
+**Handover.** Every new datum is predicted by the mixture and by learned
+hyperparameters. Their odds are those of the switch distribution: all begin with the
+mixture, and one in :math:`n` may change over to what was learned. Predictions are
+averaged by the same odds; once they are clear, the mixture is dropped.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Grid(NamedTuple):
 def grid_of(prior: Any, start: list[Tensor]) -> Grid | None:
     """What may be integrated out; ``None`` if the user said anything about it.
 
-    That is so where a scale, a noise or a lengthscale is frozen, was set or has a prior,
-    where there is no scale, or where the kernel is of a class that is not known here.
+    That is so where a scale, a noise or a lengthscale is frozen, was set or has a
+    prior, where there is no scale, or where the class of the kernel is not known here.
 
     Args:
         prior: Mean, kernel and likelihood, as the user has them.
@@ -226,7 +226,7 @@ class Mixture(NamedTuple):
 
     @property
     def evidence(self) -> Tensor:
-        """Log evidence of the data, all hyperparameters integrated out, ``(*batch,)``."""
+        """Log evidence of the data, with all integrated out, ``(*batch,)``."""
         return (self.log_evidence + _along(self.cells.log_prior, self.b)).logsumexp(0)
 
     @property
@@ -262,7 +262,9 @@ class Mixture(NamedTuple):
             c = self.root.unsqueeze(-1) * c
         V = fn.solve_lower(self.L, c)
         shift = (self.u.unsqueeze(-2) @ V).squeeze(-2)
-        left = form.variances(x) + self.nu + ratio.unsqueeze(-1) - fn.squared_norm(V, -2)
+        left = (
+            form.variances(x) + self.nu + ratio.unsqueeze(-1) - fn.squared_norm(V, -2)
+        )
         variance = (self.b / self.a).unsqueeze(-1) * left.clamp_min(0)
         w = self.weights.unsqueeze(-1)
         mean = (w * shift).sum(0)
@@ -287,7 +289,7 @@ def _widening(freedom: Tensor) -> Tensor:
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    t = z + sum(term / v**k for k, term in enumerate(terms, start=1))
+    t = z + terms[0] / v + terms[1] / v**2 + terms[2] / v**3
     return (t / z) ** 2
 
 
@@ -364,7 +366,9 @@ def set_best(prior: Any, grid: Grid, mixture: Mixture) -> None:
     at = best.squeeze(0)
     scale = mixture.b.gather(0, best).squeeze(0) / mixture.a
     for path, module in kernel.named_modules():
-        names = [n.rpartition(".")[2] for n in grid.names if n.rpartition(".")[0] == path]
+        names = [
+            n.rpartition(".")[2] for n in grid.names if n.rpartition(".")[0] == path
+        ]
         if "raw_outputscale" in names:
             set_hyperparameter(module, "raw_outputscale", scale)
         if "raw_lengthscale" in names:
