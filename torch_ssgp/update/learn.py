@@ -76,23 +76,28 @@ def is_fresh_due(state: State, options: UpdateOptions) -> bool:
     )
 
 
-def is_due(state: State, known: Known, options: UpdateOptions, limits: Limits) -> bool:
-    """Whether hyperparameters are to be learned now."""
+def is_due(state: State, options: UpdateOptions) -> bool:
+    """Whether it is time to ask if hyperparameters are to be learned."""
     counts = state.counts
     if not options.learns_at(int(counts.num_updates) - 1) or has_one_class(state):
         return False
     if not options.learns_when_due or is_first(state):
         return True
     num_data = max(float(state.num_data.max()), 1.0)
+    if counts.since_learning >= GROWTH * num_data:
+        return True
     watched = options.forgets_by_evidence  # by alarms
-    if counts.since_learning < GROWTH * num_data and (watched or not surprised(state)):
-        return False
+    return not watched and surprised(state)
+
+
+def pays(state: State, known: Known, options: UpdateOptions, limits: Limits) -> bool:
+    """Whether a Newton step promises enough to learn, where it is due."""
+    if not options.learns_when_due or is_first(state):
+        return True
     if is_fresh_due(state, options) or known.curvature is None:
         return True
-    objective = objective_of(state, known, limits, options, state.prior)
+    objective = objective_of(state, known, limits, options)
     try:
-        for parameter in objective.prior.parameters():
-            parameter.requires_grad_(True)
         return promise(objective, known.curvature) > WORTH
     except Breakdown:
         return True
@@ -124,15 +129,13 @@ def objective_of(
     known: Known,
     limits: Limits,
     options: UpdateOptions,
-    prior: Prior | None = None,
 ) -> Objective:
-    """What is to be maximised.
+    """What is to be maximised, on working copies of the modules.
 
     It is the evidence of the rows while everything is raw and fits, and the bound at
     the points of a compression afterwards.
     """
-    prior = working_copy(known, state) if prior is None else prior
-    objective = make_objective(state, limits, prior)
+    objective = make_objective(state, limits, working_copy(known, state))
     z = options.inducing_points
     moves = bool(options.learn_inducing_points)
     if z is not None:

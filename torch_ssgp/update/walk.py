@@ -33,6 +33,7 @@ from torch_ssgp.update.learn import (
     is_first,
     is_fresh_due,
     learn,
+    pays,
     start,
     with_rate,
 )
@@ -322,7 +323,10 @@ def _learn(
             state = adopt(explained.state, explained.fit)
             state = state.counted(since_learning=0.0)
             return state, Taught(explained.fit, explained.forgot)
-    if not is_due(state, known, options, limits):
+    due = is_due(state, options)
+    if due and not pays(state, known, options, limits):
+        state, due = state.counted(since_learning=0.0), False  # asked and answered
+    if not due:
         moves = options.inducing_points is not None or is_full(state, limits)
         if not (options.learn_inducing_points and moves):
             return state, Taught(None, nowhere)
