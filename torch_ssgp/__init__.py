@@ -55,6 +55,8 @@ paper, and goes on as rows of the same data set. Data flow through the package o
 ===========================  ==========================================================
 """
 
+from importlib.metadata import version as _version
+
 from torch_ssgp import exceptions, settings
 from torch_ssgp.branching import branch
 from torch_ssgp.inducing import (
@@ -80,6 +82,8 @@ from torch_ssgp.variational import (
     LMCStreamingStrategy,
     StreamingVariationalStrategy,
 )
+
+__version__ = _version("torch_ssgp")
 
 __all__ = [
     "AdaptiveBudget",

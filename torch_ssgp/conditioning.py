@@ -73,8 +73,7 @@ def condition(
         every = None if state.sites is None else joined_sites(state.sites, sites)
         state = appended(state, new._replace(time=time), every, border.e.detach())
         model.memory.replace(**state.buffers(limits.shared_noise))
-    grown = predictor.fantasised(data.x, root, border)
-    model._predictor = (model._key(), model._fingerprint(), grown)
+    model.keep(predictor.fantasised(data.x, root, border))
     return model
 
 

@@ -325,8 +325,7 @@ class StreamingCore(AtomicModule, GP):
             predictor = learned.state.predictor
             self._predictor = None
             if predictor is not None:
-                now = self._fingerprint()
-                self._predictor = (self._key(), now, predictor)
+                now = self.keep(predictor)
                 kernel, mean, likelihood = (
                     learned.state.prior.kernel,
                     learned.state.prior.mean,
@@ -377,6 +376,12 @@ class StreamingCore(AtomicModule, GP):
             same = same and torch.equal(fingerprint, self._fingerprint())
             return predictor if same else None
 
+    def keep(self, predictor: Predictor) -> Tensor:
+        """Take a predictor for that of this state; returns the hyperparameters."""
+        now = self._fingerprint()
+        self._predictor = (self._key(), now, predictor)
+        return now
+
     @torch.inference_mode(False)
     def predictor(self) -> Predictor:
         """The cached predictor, rebuilt when its inputs or the jitter change.
@@ -387,8 +392,7 @@ class StreamingCore(AtomicModule, GP):
             predictor = self.current_predictor()
             if predictor is not None:
                 return predictor
-            key, now = self._key(), self._fingerprint()
-            dtype = key[-2]
+            dtype = self._key()[-2]
             if self.memory.is_empty:
                 kernel, mean, likelihood = self.frozen_modules(dtype)
                 predictor = Predictor(
@@ -413,7 +417,7 @@ class StreamingCore(AtomicModule, GP):
                         "with torch_ssgp.settings.jitter(1e-6): ..."
                     ) from error
             assert predictor is not None
-            self._predictor = (key, now, predictor)
+            self.keep(predictor)
             return predictor
 
     # -- copies and states ----------------------------------------------------------

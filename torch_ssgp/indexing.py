@@ -69,8 +69,7 @@ def taken(core: Core, index: Index) -> Core:
     check.check_modules(kernel, mean, likelihood, shape)
     fantasy = core.current_predictor()
     if fantasy is not None and fantasy.tails:  # which the memory has without a graph
-        predictor = _predictor_of(fantasy, model, batch, index)
-        model._predictor = (model._key(), model._fingerprint(), predictor)
+        model.keep(_predictor_of(fantasy, model, batch, index))
     return model
 
 
