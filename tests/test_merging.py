@@ -197,7 +197,7 @@ def test_a_branch_and_an_independent_model_are_merged_in_any_order():
     one = learn(make(), x, y)
     for models in ([worker, other], [other, worker]):
         merged = merge(models)
-        assert merged.memory.base_key == 0
+        assert not merged.memory.is_branch
         check_same(merged, one)
         merged.update(x, y, **FIXED)
         assert merged.memory.num_data == 600
@@ -215,12 +215,12 @@ def test_a_branch_keeps_its_base_apart_whatever_an_update_does(memory_size):
         worker.update(x[rows], y[rows], num_steps=0)
     assert merge([worker, branch(base)], base=base).memory.num_data == 400
     memory = worker.memory
-    kept = memory.base_data + memory.weight[: int(memory.base_raw)].sum()
+    kept = memory.inherited[1] + memory.weight[: int(memory.base[2])].sum()
     assert kept == pytest.approx(100)
     for rows in torch.arange(100, 400).split(60):
         worker.update(x[rows], y[rows], num_steps=5, forget="auto")
     left = worker.memory.num_data.item()
-    power = worker.memory.base_power.item()
+    power = worker.memory.inherited[3].item()
     merged = merge([worker, branch(base)], base=base)
     assert merged.memory.num_data == pytest.approx(left)
     assert power <= 1
@@ -253,7 +253,7 @@ def test_a_worker_that_learned_keeps_what_it_was_given_apart():
     s = memory.points
     jitter = settings.jitter.of(torch.float64) * kernel.outputscale.detach()
     K_ss = k(s, s) + jitter * torch.eye(len(s)).double()
-    num_rows = int(memory.base_rows)
+    num_rows = int(memory.base[1])
     for U, data in ((memory.U[:num_rows], x[:30]), (memory.U[num_rows:], x[30:])):
         P = torch.linalg.solve(K_ss, k(s, data))
         ours, theirs = (K_ss @ M @ K_ss for M in (U.T @ U, P @ P.T))
@@ -261,7 +261,7 @@ def test_a_worker_that_learned_keeps_what_it_was_given_apart():
     # So the base counts once, whatever was learned.
     merged = merge([worker, branch(base)], base=base)
     assert merged.memory.num_data == worker.memory.num_data == 130
-    assert memory.base_data == 30
+    assert memory.inherited[1] == 30
 
 
 # -- other models ---------------------------------------------------------------------

@@ -56,9 +56,8 @@ def branch(base: Model) -> Model:
     model = deepcopy(base)
     memory = model.memory
     if not memory.is_empty:
-        key = torch.tensor(key_of(memory), device=memory.g.device)
         past, whole = memory.compressed.past, memory.row_data.new_ones(())
-        inherited = Base(key, past, memory.num_raw, whole, memory.sunk)
+        inherited = Base(key_of(memory), past, memory.num_raw, whole, memory.sunk)
         memory.replace(**inherited.buffers())
     return model
 

@@ -179,7 +179,7 @@ class DistributedStreamingGP(nn.Module):
                 data.y.size(-1) >= self.shard_above
                 and likelihoods.is_gaussian(core.likelihood)
                 and core.alpha == 0
-                and int(core.memory.base_key) == 0
+                and not core.memory.is_branch
             )
             if self.ranks.rank:
                 chosen = replace(chosen, progress=False)

@@ -193,15 +193,12 @@ class Memory(Buffers):
             then on it replaces a smaller ``settings.jitter``.
         curvature: ``(*batch, h, h)``, inverse Hessian that learning met last; it tells
             what more learning would win. Without elements if nothing was learned.
-        base_key: ``()``, names the model that a branch continues, see
-            :func:`torch_ssgp.branch`; zero where the memory is no branch. What that
-            model knew is kept apart from what was added, and never mixed with it:
-        base_rows: ``()``, how many rows are of the base, the first ones.
-        base_raw: ``()``, how many raw data are of the base, the first ones.
-        base_residual: ``(*batch,)``, its part of ``row_residual``.
-        base_data: ``()`` or ``(*batch,)``, its part of ``row_data``.
-        base_sunk: ``(*batch,)``, its part of ``sunk``.
-        base_power: ``()`` or ``(*batch,)``, what forgetting has left of it.
+        base: ``(3,)``, of a branch (:func:`torch_ssgp.branch`): the key of the model
+            that it continues, and how many of the first rows and of the first raw data
+            it has from there. They are never mixed with those that were added. Without
+            elements where the memory is no branch.
+        inherited: ``(*batch, 4)``, their parts of ``row_residual``, ``row_data`` and
+            ``sunk``, and what forgetting has left of them.
     """
 
     SIZES = {
@@ -228,13 +225,8 @@ class Memory(Buffers):
         "counts": "c",
         "jitter": "",
         "curvature": "hh",
-        "base_key": "",
-        "base_rows": "",
-        "base_raw": "",
-        "base_residual": "",
-        "base_data": "",
-        "base_sunk": "",
-        "base_power": "",
+        "base": "b",
+        "inherited": "i",
     }
 
     def __init__(self, batch_shape: torch.Size = torch.Size()) -> None:
@@ -289,15 +281,18 @@ class Memory(Buffers):
         return Rows(now.points[..., :count, :], past, now.time[..., :count])
 
     @property
+    def is_branch(self) -> bool:
+        """Whether it continues another model, see :func:`torch_ssgp.branch`."""
+        return self.base.numel() > 0
+
+    @property
     def of_base(self) -> PseudoObservations:
         """Those of the rows that are of the base of a branch."""
         now = copy(self)
-        num_rows = int(now.base_rows)
+        num_rows, (rho, n, *_) = int(now.base[1]), now.inherited.unbind(-1)
+        n = n if now.row_data.ndim else n.flatten()[0]  # of all streams
         return PseudoObservations(
-            now.U[..., :num_rows, :],
-            now.g[..., :num_rows],
-            now.base_residual,
-            now.base_data,
+            now.U[..., :num_rows, :], now.g[..., :num_rows], rho, n
         )
 
     @property
@@ -341,31 +336,15 @@ def nothing_known(batch_shape: torch.Size) -> dict[str, Tensor]:
         "counts": (len(Counts()),),
         "jitter": (),
         "curvature": (0, 0),
+        "inherited": (*batch_shape, 0),
     }
     values = {
         name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()
     }
     values["odds"] = torch.full(batch_shape, TRUSTED, dtype=torch.float64)
-    flag = {"shared_noise": torch.tensor(False)}
-    return values | flag | no_base(values["offset"])
-
-
-def no_base(residual: Tensor) -> dict[str, Tensor]:
-    """The buffers that begin with ``base`` of a memory that is no branch.
-
-    Args:
-        residual: ``(*batch,)``, any tensor of that shape.
-    """
-    zero = torch.zeros((), dtype=torch.int64, device=residual.device)
-    return {
-        "base_key": zero,
-        "base_rows": zero.clone(),
-        "base_raw": zero.clone(),
-        "base_residual": torch.zeros_like(residual),
-        "base_data": residual.new_zeros(()),
-        "base_sunk": torch.zeros_like(residual),
-        "base_power": residual.new_ones(()),
-    }
+    values["base"] = torch.zeros(0, dtype=torch.int64)
+    values["shared_noise"] = torch.tensor(False)
+    return values
 
 
 def from_version_02(state: dict[str, Any], prefix: str) -> None:
@@ -413,6 +392,11 @@ def _from_version_02(
         "jitter": summary["jitter"],
         "counts": g.new_tensor(counts),
     }
+    if int(old["base_key"]):
+        names = ("base_residual", "base_data", "base_power")
+        rho, n, power = (old[name].to(g).expand(g.shape[:-1]) for name in names)
+        new["base"] = torch.stack([old[f"base_{n}"] for n in ("key", "rows", "raw")])
+        new["inherited"] = torch.stack([rho, n, torch.zeros_like(n), power], -1)
     return {
         name: new[name] if name in _SINCE_VERSION_02 else old[name]
         for name in Memory.SIZES
@@ -431,7 +415,8 @@ _SINCE_VERSION_02 = (
     "counts",
     "jitter",
     "curvature",
-    "base_sunk",
+    "base",
+    "inherited",
 )
 
 

@@ -175,8 +175,7 @@ def _without_base(
         power = torch.minimum(power, inherited.power)
         added.append(after(state, inherited))
     root = walk.discounted(root._replace(base=None), power)
-    mark = torch.tensor(key, device=power.device)
-    base = Base(mark, root.rows.past, root.num_raw, power, root.sunk)
+    base = Base(key, root.rows.past, root.num_raw, power, root.sunk)
     return [root, *added], base
 
 
@@ -230,8 +229,10 @@ def _check_no_common_base(cores: list[StreamingGP]) -> None:
     """Raise if a base would be counted more than once."""
     owners: dict[int, int] = {}
     for i, core in enumerate(cores):
-        key = int(core.memory.base_key)
-        if key and key in owners:
+        if not core.memory.is_branch:
+            continue
+        key = int(core.memory.base[0])
+        if key in owners:
             raise MergeError(
                 f"models[{owners[key]}] and models[{i}] continue the same base, which "
                 "would be counted twice. Pass it: merge(models, base=base)."

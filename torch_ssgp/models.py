@@ -205,7 +205,7 @@ class StreamingGP(StreamingCore):
         if options.inducing_points is not None:
             points = self.check_inducing_points(options.inducing_points, data.x)
             options = replace(options, inducing_points=points)
-        if int(self.memory.base_key) and options.forgets_by_evidence:
+        if self.memory.is_branch and options.forgets_by_evidence:
             options = replace(options, forget=1.0)  # what is inherited stays apart
         limits = self.limits(data)
         learned = walk(self.known(data), data, options, limits)

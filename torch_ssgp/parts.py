@@ -51,7 +51,7 @@ def base_in(state: State, base: State, key: int) -> Base | None:
         key: The key of the base.
     """
     if state.base is not None:
-        return state.base if int(state.base.key) == key else None
+        return state.base if state.base.key == key else None
     count, past = base.num_raw, state.rows.past
     if count > state.num_raw or past.U.shape != base.rows.past.U.shape:
         return None
@@ -71,8 +71,7 @@ def base_in(state: State, base: State, key: int) -> Base | None:
         and torch.allclose(past.g, then.rows.past.g, CLOSE, CLOSE)
         and torch.allclose(weight, weight_then, CLOSE, CLOSE)
     )
-    key_of_base = torch.tensor(key, device=power.device)
-    return Base(key_of_base, then.rows.past, count, power, then.sunk) if same else None
+    return Base(key, then.rows.past, count, power, then.sunk) if same else None
 
 
 def after(state: State, base: Base) -> State:

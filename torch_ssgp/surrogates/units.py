@@ -147,19 +147,22 @@ def _rescaled_memory(memory: Memory, scale: Tensor, shift: Tensor) -> Memory:
     new, dtype = copy(memory), memory.g.dtype
     scale, shift = scale.to(dtype), shift.to(dtype)
     shared = bool(memory.shared_noise)
-    past = fn.rescale(memory.compressed.past, scale, shift, shared)
-    base = fn.rescale(memory.of_base, scale, shift, shared)
+    units = scale, shift
+    past = fn.rescale(memory.compressed.past, *units, shared)
     jacobian = memory.num_data * scale.log()
     scale, shift = scale.unsqueeze(-1), shift.unsqueeze(-1)
     new.replace(
         U=past.U,
         g=past.g,
         row_residual=past.rho,
-        base_residual=base.rho,
         y=scale * memory.y + shift,
         target=scale * memory.target + shift,
         noise=scale.square() * memory.noise,
         extremes=scale * memory.extremes + shift,
         bound=memory.bound - jacobian,
     )
+    if memory.is_branch:
+        base = fn.rescale(memory.of_base, *units, shared)
+        rest = memory.inherited[..., 1:]
+        new.replace(inherited=torch.cat([base.rho.unsqueeze(-1), rest], -1))
     return new

@@ -78,11 +78,11 @@ class Base(NamedTuple):
         key: Names the model that the branch continues.
         past: Its rows, the first ones.
         num_raw: The number of its raw data, the first ones.
-        power: What forgetting has left of it.
+        power: ``()`` or ``(*batch,)``, what forgetting has left of it.
         sunk: ``(*batch,)``, nats that compressions of it have lost.
     """
 
-    key: Tensor
+    key: int
     past: PseudoObservations
     num_raw: int
     power: Tensor
@@ -90,16 +90,12 @@ class Base(NamedTuple):
 
     def buffers(self) -> dict[str, Tensor]:
         """Buffers of a memory."""
-        counts = torch.tensor([self.past.g.size(-1), self.num_raw])
-        rows, raw = counts.to(self.past.g.device).unbind()
+        past, sunk = self.past, self.sunk
+        parts = (past.rho, past.n, sunk, self.power)
+        base = torch.tensor([self.key, past.g.size(-1), self.num_raw])
         return {
-            "base_key": self.key,
-            "base_rows": rows.clone(),
-            "base_raw": raw.clone(),
-            "base_residual": stored(self.past.rho),
-            "base_data": stored(self.past.n),
-            "base_sunk": stored(self.sunk),
-            "base_power": stored(self.power.to(self.past.rho)),
+            "base": base.to(sunk.device),
+            "inherited": torch.stack([p.to(sunk).expand_as(sunk) for p in parts], -1),
         }
 
 
@@ -184,7 +180,12 @@ class State(NamedTuple):
             sites = self.observations(shared_noise)
             sites = sites._replace(noise=self._remembered(sites, shared_noise))
         rate = torch.zeros_like(self.sunk) if self.rate is None else self.rate
-        base = memory.no_base(self.sunk) if self.base is None else self.base.buffers()
+        base = {
+            "base": g.new_zeros(0, dtype=torch.int64),
+            "inherited": self.sunk.new_zeros(*self.sunk.shape, 0),
+        }
+        if self.base is not None:
+            base = self.base.buffers()
         return {
             **memory.buffers(self.rows, self.data, sites, shared_noise),
             "error": stored(self.error),
@@ -245,7 +246,9 @@ def recall(known: Known, new: Data, limits: Limits) -> State:
     assert time is not None
     past = PseudoObservations(*(t.detach().to(y.dtype) for t in past))
     noise, weight = (t.detach().to(y.dtype) for t in (memory.noise, memory.weight))
-    of_base = PseudoObservations(*(t.detach().to(y.dtype) for t in memory.of_base))
+    of_base = past
+    if memory.is_branch:
+        of_base = PseudoObservations(*(t.detach().to(y.dtype) for t in memory.of_base))
     changes_form = bool(memory.shared_noise) and not limits.shared_noise
     if changes_form and not memory.is_empty:
         sigma2 = frozen.likelihood.noise.detach().to(y.dtype)
@@ -274,11 +277,12 @@ def recall(known: Known, new: Data, limits: Limits) -> State:
         )
         data = data._replace(noise=None)
     base = None
-    if int(memory.base_key):
-        power = memory.base_power.to(y.dtype)
-        of_base = of_base._replace(rho=of_base.rho.expand(batch))
-        sunk = memory.base_sunk.to(y.dtype).expand(batch)
-        base = Base(memory.base_key, of_base, int(memory.base_raw), power, sunk)
+    if memory.is_branch:
+        key, _, num_raw = memory.base.tolist()
+        parts = memory.inherited.to(y.dtype).expand(*batch, -1)
+        sunk, power = parts[..., 2], parts[..., 3]
+        power = power if memory.row_data.ndim else power.flatten()[0]  # of all streams
+        base = Base(key, of_base, num_raw, power, sunk)
     rate, odds = (t.to(y.dtype).expand(batch) for t in (memory.rate, memory.odds))
     grid = None
     if limits.shared_noise and bool((odds < young.TRUSTED).any()):
