@@ -3,6 +3,7 @@
     python scripts/benchmark.py run          methods over streams, any of them
     python scripts/benchmark.py frontier     error against CPU time and bytes; hours
     python scripts/benchmark.py timing       what work costs, beside floors and peers
+    python scripts/benchmark.py latency      single points: percentiles, and errors
     python scripts/benchmark.py prequential  our river estimators and river's models
     python scripts/benchmark.py picture      the picture of README.md
     python scripts/benchmark.py bayesopt     cost, fantasies and regret with BoTorch
@@ -26,6 +27,7 @@ COMMANDS = {
     "run": "runner",
     "frontier": "frontier",
     "timing": "timing",
+    "latency": "latency",
     "prequential": "prequential",
     "picture": "picture",
     "bayesopt": "bayesopt",

@@ -367,6 +367,9 @@ RIVER = "data/prequential.json"
 TIMING, BAYESOPT, MERGE = "data/timing.json", "data/bayesopt.json", "data/merge.json"
 SERIES, TERRAIN = "reproduction/timeseries.json", "reproduction/terrain.json"
 ENDS = ("stream", "parts", "method", "data", "RMSE", "MLL", "cpu_seconds")
+LATENCY = ("data", "work", "M", "mean", "p50", "p99", "max", "p50 / floor")
+LATENCY += ("fantasy / mean", "fantasy / p50", "predict", "exported")
+LATENCY += ("SMSE", "MSLL", "inside 90 %")
 TABLES: dict[str, tuple[str, Callable[[], Maker]]] = {
     "picture": ("data/picture.json", lambda: picture),
     "table": (RIVER, lambda: readme_table),
@@ -384,7 +387,7 @@ TABLES: dict[str, tuple[str, Callable[[], Maker]]] = {
     "banana": ("reproduction/banana.json", lambda: banana),
     "equivalence": ("reproduction/equivalence.json", lambda: equivalence),
     "timing-steps": (TIMING, lambda: timing_steps),
-    "timing-points": (TIMING, lambda: plain(case="points")),
+    "latency": ("data/latency.json", lambda: plain(*LATENCY)),
     "timing-streams": (TIMING, lambda: plain(case="streams")),
     "export": (TIMING, lambda: plain(case="export")),
     "distributed": ("data/distributed.json", plain),

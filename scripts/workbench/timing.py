@@ -1,7 +1,7 @@
 """What work costs: one bench with cases, ratios in one run.
 
     python scripts/benchmark.py timing                      all cases
-    python scripts/benchmark.py timing steps points --data-dir DIR
+    python scripts/benchmark.py timing steps streams        some of them
     python scripts/benchmark.py timing --quick --out FILE
 
 Times are those of the processor on one thread, medians of repetitions in which all jobs
@@ -15,29 +15,24 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import partial
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import gpytorch
-import numpy as np
 import torch
-from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel
+from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, PeriodicKernel
 from gpytorch.kernels import RBFKernel as RBF
 from gpytorch.kernels import ScaleKernel as Scaled
-from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from torch_ssgp import StreamingGP
 from workbench.common import bench_parser, positive
 from workbench.exact import Exact
-from workbench.experts import LocalExperts
 from workbench.results import Row, Table, header, quiet
-from workbench.streams import uci
 from workbench.streams.stream import generator
 from workbench.uncollapsed import SVGP
 
@@ -51,19 +46,11 @@ FLOOR = "floor"
 
 
 class On(NamedTuple):
-    """Where and how much.
-
-    Attributes:
-        repeats: Of every job.
-        quick: Whether sizes are tiny.
-        device: The device to run on.
-        data_dir: Where UCI files are.
-    """
+    """Where and how much: repetitions of every job, tiny sizes, a device."""
 
     repeats: int = 7
     quick: bool = False
     device: Device = "cpu"
-    data_dir: Path | None = None
 
     def clock(self) -> float:
         """Time of the processor; of the wall where a GPU works, when it is done."""
@@ -92,14 +79,6 @@ def median_times(
             job()
             times[name].append(clock() - start)
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def ratios(times: Mapping[str, float], floor: str, **others: Any) -> list[Row]:
-    """A row for every job, in units of one of them."""
-    return [
-        {"work": name, **others, "ms": 1e3 * seconds, "ratio": seconds / times[floor]}
-        for name, seconds in times.items()
-    ]
 
 
 def some(count: int, device: Device, *batch: int) -> Tensor:
@@ -143,14 +122,6 @@ def step_of(loss: Callable[[], Tensor], parameters: Iterable[nn.Parameter]) -> J
     return step
 
 
-def exact_model(model: StreamingGP) -> Exact:
-    """An exact GP with the prior of a model, ready to be conditioned."""
-    x = some(NUM_EXACT, model.device)
-    exact = Exact(x, targets(x), deepcopy(model.covar_module)).to(x.device).eval()
-    exact(x[:10])
-    return exact
-
-
 def learning_step(model: StreamingGP, x: Tensor, y: Tensor, on: On) -> float:
     """Median seconds of a step up the bound, within one update."""
     ticks: list[float] = []
@@ -165,34 +136,42 @@ def steps(on: On) -> list[Row]:
     """Updates, steps, conditioning and predictions beside floors and peers."""
     rows: list[Row] = []
     for m, n in on.size(SIZES, ((10, 20),)):
-        jobs = jobs_of(m, n, on)
-        times = median_times(jobs, on.repeats, on.clock)
+        times = median_times(closed(m, n, on) | climbs(m, n, on), on.repeats, on.clock)
         x = some(n, on.device)
-        learned = in_stream(m, on.device)
-        times["learning step"] = learning_step(learned, x, targets(x), on)
-        rows += ratios(times, FLOOR, M=m, N=n)
+        model = in_stream(m, on.device)
+        times["learning step"] = learning_step(model, x, targets(x), on)
+        rows += [
+            {
+                "work": name,
+                "M": m,
+                "N": n,
+                "ms": 1e3 * each,
+                "ratio": each / times[FLOOR],
+            }
+            for name, each in times.items()
+        ]
     return rows
 
 
-def jobs_of(m: int, n: int, on: On) -> dict[str, Job]:
-    """All that is timed at one size; conditioning includes a mean at 10 points."""
+def closed(m: int, n: int, on: On) -> dict[str, Job]:
+    """All without a gradient; conditioning includes a mean at 10 points."""
     model, x, z = in_stream(m, on.device), some(n, on.device), some(m, on.device)
     y, few, test = targets(x), some(10, on.device), some(1_000, on.device)
     one, four = some(1, on.device), some(4, on.device)
     values = targets(four).expand(16, 4)
-    exact, at_points, chosen = exact_model(model), deepcopy(model), deepcopy(model)
-    svgp = SVGP(z.clone(), deepcopy(model)).to(on.device)
-    learner = SVGP(z.clone(), deepcopy(model)).to(on.device)
-    elbo = gpytorch.mlls.VariationalELBO(learner.likelihood, learner, num_data=n)
-    svgp.eval()
-    evidence = deepcopy(model)
+    at_points, chosen = deepcopy(model), deepcopy(model)
+    data = some(NUM_EXACT, on.device)
+    exact = Exact(data, targets(data), deepcopy(model.covar_module)).to(on.device)
+    svgp = SVGP(z.clone(), deepcopy(model)).to(on.device).eval()
     A = torch.randn(m, n, dtype=x.dtype, device=on.device)
     eye = torch.eye(m, dtype=x.dtype, device=on.device)
+    exact.eval()(few)
 
     def moments(latent: Any) -> tuple[Tensor, Tensor]:
         return latent.mean, latent.variance
 
-    closed: dict[str, Job] = {
+    jobs: dict[str, Job] = {
+        FLOOR: lambda: torch.linalg.cholesky(A @ A.mT / n + eye),
         "closed-form update, at points": lambda: at_points.update(
             x, y, num_steps=0, inducing_points=z, forget=1.0
         ),
@@ -209,142 +188,22 @@ def jobs_of(m: int, n: int, on: On) -> dict[str, Job]:
         "1,000 predictions": lambda: moments(model(test)),
         "1,000 predictions, GPyTorch SVGP": lambda: moments(svgp(test)),
     }
+    return {name: torch.no_grad()(job) for name, job in jobs.items()}
+
+
+def climbs(m: int, n: int, on: On) -> dict[str, Job]:
+    """A gradient of ours, and a step of GPyTorch's SVGP."""
+    model, x, z = in_stream(m, on.device), some(n, on.device), some(m, on.device)
+    svgp = SVGP(z.clone(), deepcopy(model)).to(on.device)
+    elbo = gpytorch.mlls.VariationalELBO(svgp.likelihood, svgp, num_data=n)
     return {
-        FLOOR: lambda: torch.linalg.cholesky(A @ A.mT / n + eye),
-        **{name: torch.no_grad()(job) for name, job in closed.items()},
         "evidence and gradient": step_of(
-            lambda: -evidence.log_evidence(), evidence.parameters()
+            lambda: -model.log_evidence(), model.parameters()
         ),
         "SVGP step, GPyTorch": step_of(
-            lambda: -elbo(learner(x), y), learner.parameters()
+            lambda: -elbo(svgp(x), targets(x)), svgp.parameters()
         ),
     }
-
-
-# ---------------------------------------------------------------------------- points
-
-
-class Clocked(NamedTuple):
-    """Predictions of data before they were learned, and seconds of both."""
-
-    means: list[float]
-    predicted: list[float]
-    learned: list[float]
-
-
-Pair = tuple[Callable[[Tensor], Any], Callable[[Tensor, Tensor], object]]
-
-
-def ours(num_dims: int, learn: str) -> Pair:
-    """Predict and learn, by ``update`` or ``observe``."""
-    kernel = Scaled(RBF(ard_num_dims=num_dims))
-    model = StreamingGP(kernel, num_inducing=200).double()
-    return torch.no_grad()(lambda x: model.predict(x).mean), getattr(model, learn)
-
-
-def river_forest() -> Pair:
-    """River's adaptive random forest."""
-    from river import forest
-
-    model = forest.ARFRegressor(seed=0)
-
-    def row(x: Tensor) -> dict[int, float]:
-        return dict(enumerate(x[0].tolist()))
-
-    return (
-        lambda x: model.predict_one(row(x)) or 0.0,
-        lambda x, y: model.learn_one(row(x), y.item()),
-    )
-
-
-def local_experts(x: Tensor, y: Tensor) -> Pair:
-    """LoG-GP, its hyperparameters learned from the beginning, which costs nothing."""
-    learned = StreamingGP(Scaled(RBF(ard_num_dims=x.size(-1))), num_inducing=200)
-    learned.double().update(x, y)
-    model = LocalExperts(learned)
-    return lambda x: model.predict(x)[0], model.update
-
-
-def conditioned(x: Tensor, y: Tensor) -> Pair:
-    """One point more for GPyTorch's exact model, which does not keep it."""
-    n = min(NUM_EXACT, len(y) // 2)
-    exact = Exact(x[:n], y[:n], Scaled(RBF()).double()).eval()
-    mean = torch.no_grad()(lambda x: exact(x).mean)
-    mean(x[:2])
-    return mean, torch.no_grad()(exact.get_fantasy_model)
-
-
-def bordering(x: Tensor, noise: float = 0.1) -> Pair:
-    """The floor of one datum more: a row of the inverse factor ``W``, in NumPy."""
-    points = x[:NUM_EXACT].numpy()
-    n = len(points)
-
-    def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.exp(-0.5 * ((a[:, None] - b) ** 2).sum(-1))
-
-    W, e, K = np.zeros((n + 1, n + 1)), np.zeros(n + 1), kernel(points, points)
-    W[:n, :n] = np.linalg.inv(np.linalg.cholesky(K + noise * np.eye(n)))
-
-    def append(x: Tensor, y: Tensor) -> None:
-        v = W[:n, :n] @ kernel(points, x.numpy())[:, 0]
-        d = np.sqrt(1 + noise - v @ v)
-        W[n, :n], W[n, n] = -(v @ W[:n, :n]) / d, 1 / d
-        e[n] = (y.item() - v @ e[:n]) / d
-
-    return lambda x: (W[:n, :n] @ kernel(points, x.numpy())[:, 0]) @ e[:n], append
-
-
-def clocked(pair: Pair, x: Tensor, y: Tensor) -> Clocked:
-    """Every datum predicted, then learned."""
-    predict, learn = pair
-    found = Clocked([], [], [])
-    for k in tqdm(range(len(x)), leave=False, disable=None):
-        one, target = x[k : k + 1], y[k : k + 1]
-        begin = time.process_time()
-        found.means.append(float(predict(one)) if k else 0.0)
-        middle = time.process_time()
-        learn(one, target)
-        found.predicted.append(middle - begin)
-        found.learned.append(time.process_time() - middle)
-    return found
-
-
-def latencies(seconds: list[float]) -> Row:
-    """Milliseconds: their mean and percentiles."""
-    ms = 1e3 * np.array(seconds)
-    row = {f"p{p:g}": float(np.percentile(ms, p)) for p in (50, 90, 99, 100)}
-    return {"mean": float(ms.mean()), **row}
-
-
-def points(on: On) -> list[Row]:
-    """Single points: percentiles of milliseconds, and errors of the second half."""
-    num, rows = on.size(4_000, 30), []
-    names = ("kin40k", "elevators", "bike_noleak", "protein") if on.data_dir else ()
-    for name in ("unit square", *names):
-        x, y = some(num, "cpu"), None
-        if name == "unit square":
-            y = targets(x) + 0.1 * torch.randn(num, generator=generator(0))
-        else:
-            stream = uci(name, on.data_dir)
-            x, y = stream.x_train[:num], stream.y_train[:num]
-        learners = {"update": ours(x.size(-1), "update")}
-        if hasattr(StreamingGP, "observe"):
-            learners["observe"] = ours(x.size(-1), "observe")
-        learners["local experts"] = local_experts(x[:500], y[:500])
-        learners["river's forest"] = river_forest()
-        learners[f"get_fantasy_model at {NUM_EXACT}"] = conditioned(x, y)
-        learners[f"NumPy bordering at {NUM_EXACT}"] = bordering(x)
-        half, spread = num // 2, y[num // 2 :].var().item()
-        for work, pair in learners.items():
-            fixed = work.endswith(str(NUM_EXACT))  # the same work at every point
-            found = clocked(pair, x[: 50 if fixed else None], y)
-            error = (torch.tensor(found.means) - y[: len(found.means)])[half:]
-            for what, seconds in (("", found.learned), (", predict", found.predicted)):
-                row = {"data": name, "work": work + what, **latencies(seconds)}
-                if not fixed:
-                    row["SMSE"] = error.square().mean().item() / spread
-                rows.append(row)
-    return rows
 
 
 # --------------------------------------------------------------------------- streams
@@ -387,20 +246,14 @@ def streams(on: On) -> list[Row]:
 
 # ---------------------------------------------------------------------------- export
 
-KERNELS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "RBF": (lambda: Scaled(RBF(ard_num_dims=2)), GaussianLikelihood),
-    "Matérn 5/2": (lambda: Scaled(MaternKernel(ard_num_dims=2)), GaussianLikelihood),
-    "RBF x periodic + linear": (
-        lambda: (
-            Scaled(RBF(active_dims=[0]) * PeriodicKernel(active_dims=[1]))
-            + LinearKernel()
-        ),
-        GaussianLikelihood,
+LABELS = "Matérn 5/2, labels"
+KERNELS: dict[str, Callable[[], Kernel]] = {
+    "RBF": lambda: Scaled(RBF(ard_num_dims=2)),
+    "Matérn 5/2": lambda: Scaled(MaternKernel(ard_num_dims=2)),
+    "RBF x periodic + linear": lambda: (
+        Scaled(RBF(active_dims=[0]) * PeriodicKernel(active_dims=[1])) + LinearKernel()
     ),
-    "Matérn 5/2, labels": (
-        lambda: Scaled(MaternKernel(ard_num_dims=2)),
-        BernoulliLikelihood,
-    ),
+    LABELS: lambda: Scaled(MaternKernel(ard_num_dims=2)),
 }
 
 
@@ -414,11 +267,11 @@ def export(on: On) -> list[Row]:
             job()
 
     for count, name, m in product((1, 1_000), KERNELS, on.size((20, 100), (10,))):
-        kernel, likelihood = (make() for make in KERNELS[name])
         x = 6 * torch.rand(4 * m, 2, generator=generator(0))
         y = torch.sin(2 * x[:, 0]) + 0.3 * x[:, 1].cos()
-        y = (y > 0).to(x) if isinstance(likelihood, BernoulliLikelihood) else y
-        model = StreamingGP(kernel, likelihood, num_inducing=m)
+        y = (y > 0).to(x) if name == LABELS else y
+        likelihood = BernoulliLikelihood() if name == LABELS else None
+        model = StreamingGP(KERNELS[name](), likelihood, num_inducing=m)
         model.update(x, y, num_steps=5)
         exported, test = model.export(), 6 * torch.rand(count, 2)
 
@@ -426,10 +279,9 @@ def export(on: On) -> list[Row]:
             prediction = model.predict(test)
             return prediction.mean, prediction.variance
 
-        jobs = {"model": through, "exported": partial(exported, test)}
-        times = median_times(
-            {key: partial(often, job) for key, job in jobs.items()}, 7 * on.repeats
-        )
+        jobs = {"model": partial(often, through)}
+        jobs["exported"] = partial(often, partial(exported, test))
+        times = median_times(jobs, 7 * on.repeats)
         micro = {f"{key}, µs": 1e6 * times[key] / calls for key in jobs}
         ratio = times["model"] / times["exported"]
         rows.append({"work": name, "M": m, "N": count, **micro, "ratio": ratio})
@@ -439,31 +291,23 @@ def export(on: On) -> list[Row]:
 # ----------------------------------------------------------------------- the command
 
 CASES: dict[str, Callable[[On], list[Row]]] = {
-    "steps": steps,
-    "points": points,
-    "streams": streams,
-    "export": export,
+    case.__name__: case for case in (steps, streams, export)
 }
-NAMES = ("case", "data", "work", "M", "N")
-
-
-def lines() -> Iterator[str]:
-    """What the cases are."""
-    for name, case in CASES.items():
-        yield f"{name:10}{str(case.__doc__).splitlines()[0]}"
+NAMES = ("case", "work", "M", "N")
 
 
 def main(arguments: list[str]) -> None:
     """Run cases, and replace their rows."""
-    parser = bench_parser(str(__doc__) + "\n".join(lines()), "data/timing.json")
+    lines = "\n".join(f"{name:10}{case.__doc__}" for name, case in CASES.items())
+    parser = bench_parser(f"{__doc__}{lines}", "data/timing.json")
     parser.add_argument("cases", nargs="*", help="all of them, if there are none")
     parser.add_argument("--repeats", type=positive, default=7, help="of each job (7)")
     chosen = parser.parse_args(arguments)
     if unknown := {*chosen.cases} - {*CASES}:
         parser.error(f"no {sorted(unknown)}; there are {list(CASES)}")
     torch.set_num_threads(1)
-    on = On(chosen.repeats, chosen.quick, data_dir=chosen.data_dir)
-    made = header(others=["river"], repeats=chosen.repeats, quick=chosen.quick)
+    on = On(chosen.repeats, chosen.quick)
+    made = header(repeats=chosen.repeats, quick=chosen.quick)
     table = Table(chosen.out, NAMES, made)
     for name in chosen.cases or CASES:
         with quiet():

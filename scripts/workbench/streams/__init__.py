@@ -7,6 +7,7 @@ files in a directory that the caller names.
 """
 
 from workbench.streams.made_up import (
+    arm,
     gp_draw,
     growing_range,
     repeated_iid,
@@ -24,16 +25,19 @@ from workbench.streams.recorded import (
     terrain_os,
     tile_file,
     uci,
+    uci_rows,
 )
-from workbench.streams.stream import Stream, rounded, split_rows
+from workbench.streams.stream import Stream, moments, rounded, split_rows
 
 __all__ = [
     "UCI_SOURCES",
     "Stream",
+    "arm",
     "audio",
     "banana",
     "gp_draw",
     "growing_range",
+    "moments",
     "pseudo_periodic",
     "pseudo_periodic_values",
     "repeated_iid",
@@ -45,5 +49,6 @@ __all__ = [
     "terrain_os",
     "tile_file",
     "uci",
+    "uci_rows",
     "with_noise",
 ]

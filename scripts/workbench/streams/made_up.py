@@ -47,6 +47,34 @@ def repeated_iid(batches: int = 200, batch: int = 50, *, seed: int = 0) -> Strea
     return _sweep("repeated_iid", [0] * batches, batch, 10.0, seed, 1_000, 1)
 
 
+def arm(num: int, rate: float = 500.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Inverse dynamics of an arm with two links: torque of the shoulder, ``(num,)``.
+
+    Links of 1 kg and 1 m, masses at their middles, in a vertical plane, on a path of
+    five slow waves for each joint. Inputs ``(num, 6)`` are angles, velocities and
+    accelerations; torques have noise of 0.5 Nm.
+    """
+    gen = generator(seed)
+    t = torch.arange(num, dtype=torch.float64).unsqueeze(-1) / rate
+    omega = 2 * math.pi * (0.05 + 0.45 * _uniform(10, gen).mT)  # 0.05 to 0.5 Hz
+    phase, size = 2 * math.pi * _uniform(10, gen).mT, _uniform(10, gen).mT
+
+    def joints(waves: Tensor) -> list[Tensor]:
+        return [part.sum(-1) for part in waves.chunk(2, -1)]
+
+    angle = omega * t + phase
+    q = joints(size * angle.sin())
+    v = joints(size * omega * angle.cos())
+    a = joints(-size * omega.square() * angle.sin())
+    # M(q) a + c(q, v) + g(q), first row.
+    cos, sin = q[1].cos(), q[1].sin()
+    inertia = (5 / 3 + cos) * a[0] + (1 / 3 + cos / 2) * a[1]
+    turning = -sin * (v[0] * v[1] + v[1].square() / 2)
+    weight = 9.81 * (1.5 * q[0].cos() + 0.5 * (q[0] + q[1]).cos())
+    torque = with_noise(inertia + turning + weight, 0.5, gen)
+    return torch.stack([*q, *v, *a], -1), torque
+
+
 def gp_draw(
     gen: torch.Generator,
     num_inputs: int = 1,

@@ -144,6 +144,24 @@ def tile_file(data_dir: str | Path | None) -> Path:
     return _file(data_dir, "terrain_os_NT26.npz", hint)
 
 
+def uci_rows(
+    name: str, data_dir: str | Path | None = None, split: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Inputs, targets, which rows test, and their order of arrival, as in the file."""
+    if name not in UCI_SOURCES:
+        raise ValueError(f"name is {name!r}; expected one of {sorted(UCI_SOURCES)}.")
+    with np.load(_file(data_dir, f"uci_{name}.npz", UCI_SOURCES[name])) as arrays:
+        x = torch.from_numpy(arrays["X"]).double()
+        y = torch.from_numpy(arrays["y"]).double().reshape(-1)
+        is_test = torch.from_numpy(arrays["test_mask"][:, split]).bool()
+        if name == "bike_noleak":
+            order = torch.from_numpy(arrays["time_order"]).long()
+        else:
+            # Ties keep the order of the file, so the stream is the same everywhere.
+            order = x[:, 0].argsort(stable=True)
+    return x, y, is_test, order
+
+
 def uci(
     name: str, data_dir: str | Path | None = None, batch: int = 500, *, split: int = 0
 ) -> Stream:
@@ -160,18 +178,7 @@ def uci(
         batch: Size of every batch.
         split: Column of the file's test mask.
     """
-    if name not in UCI_SOURCES:
-        raise ValueError(f"name is {name!r}; expected one of {sorted(UCI_SOURCES)}.")
-    by_time = name == "bike_noleak"
-    with np.load(_file(data_dir, f"uci_{name}.npz", UCI_SOURCES[name])) as arrays:
-        x = torch.from_numpy(arrays["X"]).double()
-        y = torch.from_numpy(arrays["y"]).double().reshape(-1)
-        is_test = torch.from_numpy(arrays["test_mask"][:, split]).bool()
-        if by_time:
-            order = torch.from_numpy(arrays["time_order"]).long()
-        else:
-            # Ties keep the order of the file, so the stream is the same everywhere.
-            order = x[:, 0].argsort(stable=True)
+    x, y, is_test, order = uci_rows(name, data_dir, split)
     x, y, is_test = x[order], y[order], is_test[order]
     centre, scale = moments(x[~is_test])
     return cut(name, (x - centre) / scale, y, ~is_test, batch, batch)
