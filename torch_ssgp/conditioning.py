@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_ssgp import likelihoods
 from torch_ssgp.core import StreamingCore
+from torch_ssgp.exceptions import FactorizationError
 from torch_ssgp.memory import Data, GaussianData
 from torch_ssgp.modules import observation_noise
 from torch_ssgp.prediction import Predictor
@@ -66,14 +67,25 @@ def condition(
         root = sites.noise.rsqrt().expand(target.shape)
         target = root * target
     border = predictor.border(data.x, target, root)
+    if not bool(torch.isfinite(border.e).all()):
+        raise FactorizationError(
+            "The new data could not be added: the noise is too small beside the "
+            "function. Raise it, or the jitter: "
+            "with torch_ssgp.settings.jitter(1e-6): ..."
+        )
+    grown = predictor.fantasised(data.x, root, border)
     with torch.no_grad():
         new = data.detached()
-        state = recall(known, new, limits)
-        time = state.counts.arrived + torch.arange(new.y.size(-1)).to(new.y)
-        every = None if state.sites is None else joined_sites(state.sites, sites)
-        state = appended(state, new._replace(time=time), every, border.e.detach())
+        before = recall(known, new, limits)
+        time = before.counts.arrived + torch.arange(new.y.size(-1)).to(new.y)
+        every = None if before.sites is None else joined_sites(before.sites, sites)
+        state = appended(before, new._replace(time=time), every, border.e.detach())
         model.memory.replace(**state.buffers(limits.shared_noise))
-    model.keep(predictor.fantasised(data.x, root, border))
+    # A mixture over hyperparameters sees the new data as well, with their graph.
+    state = state._replace(data=before.data.joined(data), predictor=grown)
+    predictor = fitted(state, limits).predictor
+    assert predictor is not None
+    model.keep(predictor)
     return model
 
 

@@ -477,7 +477,7 @@ def absorb(projection: Projection, m_b: Tensor) -> PseudoObservations:
         projection.L, projection.A.mT, upper=False, left=False
     )
     return PseudoObservations(
-        U=U,
+        U=U.contiguous(),  # as it will be stored: copies go on with the same bits
         g=projection.r + matvec(U, m_b),
         rho=projection.rho,
         n=projection.n,

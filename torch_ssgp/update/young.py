@@ -293,7 +293,6 @@ def _widening(freedom: Tensor) -> Tensor:
     return (t / z) ** 2
 
 
-@torch.no_grad()
 def mix(
     mean: nn.Module,
     kernel: Kernel,
@@ -321,8 +320,10 @@ def mix(
         r = y - average.unsqueeze(-1)
     else:
         r = y - mean(x)
-    size = (w * r.square()).sum(-1) + 0.25 * average.square() / n.clamp_min(1)
-    b_0 = (SHAPE * size / n.clamp_min(1)).clamp_min(1e-30)
+    # One or two data say nothing of the scale; their size does.
+    lone = 0.25 * average.square() * torch.exp(-2 * (n - 1))
+    b_0 = SHAPE * ((w * r.square()).sum(-1) / n.clamp_min(1) + lone)
+    b_0 = b_0.clamp_min(1e-30)
     root = None if weight is None else w.sqrt()
     R = square_gram(cells.form, x) + nu
     R = R.expand(len(cells.ratio), *y.shape, y.size(-1))
