@@ -8,7 +8,8 @@ because other projects install a top-level ``scripts``.
 ``batch_bound``, ``exact``     all data at once: the references
 ``runner``, ``results``        methods over streams; files of rows
 ``frontier``                   error against CPU time and bytes
-``timing``, ``messages``       what work costs, in one process and in several
+``timing``, ``latency``        what work costs, and single points
+``messages``                   what several processes send
 ``bars``, ``changes``          acceptance bars on streams, for any version
 ``prequential``, ``picture``   our river front beside river's models
 ``bayesopt``, ``merging``      surrogates for BoTorch; models of three sites

@@ -6,15 +6,10 @@ what they learned over from batch to batch. They differ in what they remember:
 
 * :class:`Streaming` a data set of bounded size; :class:`SinglePoints` the same,
 * :class:`PaperForm` a summary at the inducing points,
-* :class:`WindowedGP` the last points, without an approximation,
-* :class:`WindowedSGPR` the last points, at inducing points,
+* :class:`WindowedGP` and :class:`WindowedSGPR` the last points,
 
-and elsewhere
-
-* :class:`~workbench.batch_bound.BatchSGPR` all data at once: the ceiling,
-* :class:`~workbench.uncollapsed.SVI` a variational distribution, by gradient steps,
-* :class:`~workbench.uncollapsed.Minibatches` the same, of all data in any order,
-* :class:`~workbench.experts.LocalExperts` all points, in a tree of exact models.
+and elsewhere ``BatchSGPR`` all data at once: the ceiling; ``SVI`` and ``Minibatches`` a
+variational distribution, by gradient steps; ``LocalExperts`` a tree of exact models.
 """
 
 from __future__ import annotations
@@ -89,13 +84,9 @@ class Prior(nn.Module):
 
 
 class Baseline:
-    """What all methods share: predictions in chunks, and the names of parameters.
+    """What all methods share: predictions in chunks, and the names of parameters."""
 
-    Attributes:
-        model: Has ``mean_module``, ``covar_module`` and ``likelihood``.
-    """
-
-    model: Any
+    model: Any  # has ``mean_module``, ``covar_module`` and ``likelihood``
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,18 +115,8 @@ class Baseline:
         }
 
 
-# ------------------------------------------------------------- sparse, in closed form
-
-
 class Streaming(Baseline):
-    """Streaming inference with defaults.
-
-    Args:
-        num_dims: Number of inputs.
-        num_inducing: Number of inducing points.
-        update: Options of every update.
-        model: Options of the model.
-    """
+    """Streaming inference with defaults, or these options of updates and model."""
 
     def __init__(
         self,
@@ -166,14 +147,8 @@ class SinglePoints(Streaming):
 class PaperForm(Streaming):
     """The past at the inducing points themselves, each batch with its own noise.
 
-    Every batch is learned from, inducing points move, and nothing is forgotten.
-
-    Args:
-        num_dims: Number of inputs.
-        num_inducing: Number of inducing points.
-        num_steps: Steps of each update.
-        alpha: 0 for the variational bound, up to 1 for Power-EP.
-        share_noise: One noise for past and new data: ours, on top of the paper's.
+    Every batch is learned from, inducing points move, and nothing is forgotten. One
+    noise for past and new data, ``share_noise``, is ours on top of the paper's.
     """
 
     def __init__(
@@ -217,12 +192,6 @@ class WindowedSGPR(Baseline):
 
     The same code as :class:`PaperForm`, so it is as fast: an update on the whole window
     that leaves nothing of the past. Kernel and noise go on from where they were.
-
-    Args:
-        num_dims: Number of inputs.
-        num_inducing: Number of inducing points.
-        window: Number of points remembered.
-        num_steps: Steps of each update.
     """
 
     def __init__(
@@ -250,20 +219,12 @@ class WindowedSGPR(Baseline):
         return super().num_bytes() + self.window.num_bytes()
 
 
-# ----------------------------------------------------------------- exact, on a window
-
-
 class WindowedGP(Baseline):
     """An exact Gaussian process on the last points.
 
     Hyperparameters go on from where they were. The first batch has more steps: there
-    they are far from their optimum. Later batches stop at a plateau.
-
-    Args:
-        num_dims: Number of inputs.
-        window: Number of points remembered.
-        num_steps: Largest number of steps of L-BFGS of each update.
-        first_steps: The same for the first update.
+    they are far from their optimum. Later batches stop at a plateau. Steps are the most
+    that L-BFGS takes.
     """
 
     PLATEAU = 1e-4  # change of a step that is not worth another: nats per point

@@ -40,12 +40,8 @@ class BatchBound:
             L^{-\top} [W A A^\top + \gamma (A r)^\top] L^{-1}).
 
     The variables are one vector: logarithms of lengthscales, scale and noise, the mean,
-    and inducing points in units of their spacing.
-
-    Args:
-        x: ``(n, d)``, all inputs.
-        y: ``(n,)``, all targets.
-        model: Where to begin: a model with an RBF kernel and inducing points.
+    and inducing points in units of their spacing. It begins where ``model`` is, which
+    has an RBF kernel and inducing points.
     """
 
     def __init__(self, x: Tensor, y: Tensor, model: StreamingGP) -> None:
@@ -200,18 +196,9 @@ class BatchSGPR(Baseline):
     """All data at once, all inducing points free, to a plateau: the ceiling.
 
     L-BFGS may end early, where a line search fails. So it begins anew where it ended,
-    and only a restart that gains nothing says that there is no more to learn.
-
-    Args:
-        num_dims: Number of inputs.
-        num_inducing: Largest number of inducing points.
-        num_steps: Evaluations of the bound after which it stops.
-        first_steps: Steps of Adam before, which find the basin that L-BFGS descends.
-
-    Attributes:
-        converged: Whether it ended on a plateau, not on its budget.
-        steps: Evaluations of the bound by L-BFGS.
-        bound: The bound on the log evidence, per datum.
+    and only a restart that gains nothing says that there is no more to learn:
+    ``converged``, if that was before ``num_steps`` evaluations. ``first_steps`` of Adam
+    find the basin that L-BFGS descends. ``bound`` is per datum.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ not run again.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 import warnings
@@ -67,21 +68,40 @@ class Streaming:
 
 
 class Refit:
-    """BoTorch's exact model, built and fitted again on all data."""
+    """BoTorch's exact model, built and fitted again on all data.
 
-    def __init__(self, X: Tensor, Y: Tensor, bounds: Tensor) -> None:
-        self.X, self.Y, self.bounds = X, Y, bounds
-        self._fit()
+    With ``warm_steps``, a fit takes so many steps from where the last one ended.
+    """
+
+    def __init__(
+        self, X: Tensor, Y: Tensor, bounds: Tensor, warm_steps: int | None = None
+    ) -> None:
+        self.transform = {"input_transform": Normalize(d=X.size(-1), bounds=bounds)}
+        self.warm_steps, self.X, self.Y = warm_steps, X, Y
+        self.model: Model = SingleTaskGP(X, Y, **self.transform)
+        if warm_steps is None:
+            self._fit()
 
     def tell(self, X: Tensor, Y: Tensor) -> None:
         """Keep the new evaluations, and start over."""
         self.X, self.Y = torch.cat([self.X, X]), torch.cat([self.Y, Y])
+        before = self.model.state_dict()
+        self.model = SingleTaskGP(self.X, self.Y, **self.transform)
+        if self.warm_steps is not None:
+            kept = {k: v for k, v in before.items() if "outcome" not in k}
+            torch.nn.Module.load_state_dict(self.model, kept, strict=False)
         self._fit()
 
     def _fit(self) -> None:
-        transform = Normalize(d=self.X.size(-1), bounds=self.bounds)
-        self.model: Model = SingleTaskGP(self.X, self.Y, input_transform=transform)
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(self.model.likelihood, self.model))
+        mll = ExactMarginalLogLikelihood(self.model.likelihood, self.model)
+        if self.warm_steps is None:
+            fit_gpytorch_mll(mll)
+            return
+        options = {"options": {"maxiter": self.warm_steps}}
+        with warnings.catch_warnings():
+            # A few steps are no convergence, and are not meant to be.
+            warnings.simplefilter("ignore", OptimizationWarning)
+            fit_gpytorch_mll(mll, optimizer_kwargs=options, max_attempts=1)
 
 
 Surrogate = Callable[[Tensor, Tensor, Tensor], Streaming | Refit]
@@ -118,12 +138,7 @@ def optimise(
 ) -> Tensor:
     """Simple regret after every evaluation, ``(num_evaluations,)``.
 
-    Args:
-        problem: What to maximise.
-        surrogate: Makes the model from the first data; ``None`` for random search.
-        num_initial: Evaluations of a scrambled Sobol design to start from.
-        num_evaluations: All evaluations.
-        seed: Of the design and of everything after it.
+    It starts from a scrambled Sobol design; without a surrogate the search is random.
     """
     bounds = problem.bounds.double()
     with torch.random.fork_rng(devices=[]):
@@ -189,7 +204,7 @@ def cost(
     """
     jobs: dict[tuple[str, int], Callable[[], object]] = {}
     for size in sizes:
-        streaming, exact = _cost_jobs(size, num_inducing)
+        streaming, exact = cost_jobs(size, num_inducing)
         jobs |= {(STREAMING, size): streaming, ("exact refit", size): exact}
     medians = median_times(jobs, repeats)
     return [
@@ -205,61 +220,37 @@ def cost(
     ]
 
 
-def _cost_jobs(
-    size: int, num_inducing: int
-) -> tuple[Callable[[], object], Callable[[], object]]:
+def cost_jobs(size: int, num_inducing: int) -> list[Callable[[], None]]:
     """What both models do after so many evaluations."""
-    problem = Hartmann(dim=6, negate=True)
-    generator = torch.Generator().manual_seed(size)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.rand(*shape, 6, dtype=torch.float64, generator=generator)
-
-    X, new_X = draw(size), draw(1)
+    problem, gen = Hartmann(dim=6, negate=True), torch.Generator().manual_seed(size)
+    X, new_X, raw = (
+        torch.rand(*shape, 6, dtype=torch.float64, generator=gen)
+        for shape in ((size,), (1,), (64, 1))
+    )
     Y, new_Y = (problem(x).unsqueeze(-1) for x in (X, new_X))
-    model = SingleTaskStreamingGP(X[:100], Y[:100], num_inducing=num_inducing)
-    model.fit(num_steps=50)
+    bounds = problem.bounds.double()
+    # No plateau: 19 steps are the same work at every size.
+    ours = Streaming(X[:100], Y[:100], bounds, num_inducing, 25)
     for first in range(100, size, 100):
-        model.update(X[first : first + 100], Y[first : first + 100], num_steps=10)
-    state = model.state_dict()
-    exact = SingleTaskGP(X, Y)
-    copy_hyperparameters(model, exact)
-    exact_state = {k: v for k, v in exact.state_dict().items() if "outcome" not in k}
+        ours.model.update(X[first : first + 100], Y[first : first + 100], num_steps=10)
+    ours.num_steps = 19
+    exact, parameters = (
+        Refit(X, Y, bounds, 5),
+        dict(ours.model.model.named_parameters()),
+    )
+    with torch.no_grad():
+        for name, parameter in exact.model.named_parameters():
+            parameter.copy_(parameters[name])
 
-    def acquire(model: Model) -> None:
-        acquisition = LogExpectedImprovement(model, best_f=Y.max())
-        x = draw(64, 1)
+    def job(surrogate: Streaming | Refit) -> None:
+        surrogate = copy.deepcopy(surrogate)
+        surrogate.tell(new_X, new_Y)
+        acquisition, x = LogExpectedImprovement(surrogate.model, best_f=Y.max()), raw
         for _ in range(10):
             x = x.detach().requires_grad_()
             acquisition(x).sum().backward()
 
-    def update() -> None:
-        model = SingleTaskStreamingGP(X[:2], Y[:2], num_inducing=num_inducing)
-        model.load_state_dict(state)
-        # No plateau: the same work at every size.
-        model.update(new_X, new_Y, num_steps=19)
-        acquire(model)
-
-    def refit() -> None:
-        model = SingleTaskGP(torch.cat([X, new_X]), torch.cat([Y, new_Y]))
-        torch.nn.Module.load_state_dict(model, exact_state, strict=False)
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        options = {"options": {"maxiter": 5}}
-        with warnings.catch_warnings():
-            # Five steps are no convergence, and are not meant to be.
-            warnings.simplefilter("ignore", OptimizationWarning)
-            fit_gpytorch_mll(mll, optimizer_kwargs=options, max_attempts=1)
-        acquire(model)
-
-    return update, refit
-
-
-def copy_hyperparameters(source: SingleTaskStreamingGP, target: SingleTaskGP) -> None:
-    """Give the exact model the hyperparameters of the streaming one."""
-    ours = dict(source.model.named_parameters())
-    with torch.no_grad():
-        for name, parameter in target.named_parameters():
-            parameter.copy_(ours[name])
+    return [partial(job, ours), partial(job, exact)]
 
 
 # ----------------------------------------------------------------------- the command

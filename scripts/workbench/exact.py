@@ -82,14 +82,7 @@ class Exact(gpytorch.models.ExactGP):
 def run_exact(
     kernels: list[Kernel], x: Tensor, y: Tensor, *, num_steps: int
 ) -> tuple[Exact, Row]:
-    """An exact model on all data, from each kernel; the largest evidence wins.
-
-    Args:
-        kernels: Where to start from.
-        x: ``(n, d)``.
-        y: ``(n,)``.
-        num_steps: The most of L-BFGS, which stops at a plateau.
-    """
+    """An exact model on all data, from each kernel; the largest evidence wins."""
     start, fits = time.process_time(), []
     for kernel in kernels:
         model = Exact(x, y, kernel)
@@ -105,12 +98,8 @@ def run_exact(
 def one_ahead(x: Tensor, y: Tensor, restarts: int) -> tuple[Tensor, Tensor]:
     """Means and deviations of data, each predicted from those before by scikit-learn.
 
-    Learned anew whenever data have grown by a tenth.
-
-    Args:
-        x: ``(n, d)``.
-        y: ``(n,)``; the first has no prediction.
-        restarts: Random starts, besides the usual one.
+    Learned anew whenever data have grown by a tenth, also from so many random starts.
+    The first datum has no prediction.
     """
     from sklearn.gaussian_process import GaussianProcessRegressor, kernels
 

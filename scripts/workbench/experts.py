@@ -20,15 +20,7 @@ OVERLAP = 0.05  # of the width of the data in a leaf
 
 
 class Leaf:
-    """An exact model of a few data, each a row of its factor.
-
-    Args:
-        kernel: Prior covariance.
-        noise: Noise variance.
-        x: ``(n, d)``, data to begin with.
-        y: ``(n,)``, residuals.
-        capacity: Most data.
-    """
+    """An exact model of few data ``(n, d)``, residuals ``(n,)``: rows of a factor."""
 
     def __init__(
         self, kernel: Kernel, noise: Tensor, x: Tensor, y: Tensor, capacity: int
@@ -103,13 +95,7 @@ class Node:
 
 
 class LocalExperts:
-    """LoG-GP with hyperparameters that are given.
-
-    Args:
-        prior: Has ``mean_module``, ``covar_module`` and ``likelihood``.
-        capacity: Data of a leaf.
-        seed: Of the sides that data near a cut go to.
-    """
+    """LoG-GP with the hyperparameters of ``prior``; a leaf has ``capacity`` data."""
 
     def __init__(self, prior: nn.Module, capacity: int = 200, seed: int = 0) -> None:
         self.prior, self.capacity = prior, capacity
@@ -125,11 +111,9 @@ class LocalExperts:
         r = y - self.prior.mean_module(x)
         for one, target in zip(x.split(1), r.split(1), strict=True):
             node = self.root
-            while node.leaf is None:
-                side = torch.rand((), generator=self.gen) < node.right(one)[0]
-                node = node.below[int(side)]
-            while node.leaf.num == self.capacity:
-                node.cut(self.gen)
+            while node.leaf is None or node.leaf.num == self.capacity:
+                if node.leaf is not None:
+                    node.cut(self.gen)
                 side = torch.rand((), generator=self.gen) < node.right(one)[0]
                 node = node.below[int(side)]
             node.leaf.append(one, target)
@@ -152,18 +136,11 @@ class LocalExperts:
     def num_bytes(self) -> int:
         """Data and factors of all leaves, as far as they are filled."""
         assert self.root is not None
-        x = self.root_inputs()
-        leaves = [leaf for leaf, _ in self.root.shares(x, x.new_ones(len(x)))]
-        dims = x.size(-1)
-        return sum(8 * (n * (dims + 2) + n * (n + 1) // 2) for n in map(_num, leaves))
-
-    def root_inputs(self) -> Tensor:
-        """Any input of the right size, ``(1, d)``."""
-        node = self.root
-        while node.leaf is None:
-            node = node.below[0]
-        return node.leaf.x[:1]
-
-
-def _num(leaf: Leaf) -> int:
-    return leaf.num
+        nodes, total = [self.root], 0
+        while nodes:
+            node = nodes.pop()
+            nodes += node.below or ()
+            if node.leaf is not None:
+                n = node.leaf.num
+                total += 8 * (n * (node.leaf.x.size(-1) + 2) + n * (n + 1) // 2)
+        return total

@@ -19,12 +19,7 @@ BREAKDOWNS = (NanError, NotPSDError, torch.linalg.LinAlgError)
 
 
 class SVGP(gpytorch.models.ApproximateGP):
-    """GPyTorch's uncollapsed sparse variational model, inducing points free.
-
-    Args:
-        z: ``(m, d)``, where inducing points start.
-        prior: Has ``mean_module``, ``covar_module`` and ``likelihood``.
-    """
+    """GPyTorch's uncollapsed sparse variational model, inducing points free from z."""
 
     def __init__(self, z: Tensor, prior: nn.Module | SimpleNamespace) -> None:
         # Without the random numbers that GPyTorch would start from.
@@ -69,17 +64,9 @@ class SVI(Baseline):
 
     The bound takes each batch for a sample of all data seen so far, which an ordered
     stream is not: what was learned before stays as far as no step changes it. On the
-    first batch q starts at its best.
-
-    Args:
-        num_dims: Number of inputs.
-        lr: Learning rate of Adam, for the caller to tune.
-        z: ``(m, d)``, where inducing points start. Points over the whole range of the
-            stream are a head start.
-        num_steps: Steps on each batch, the whole of it at once.
-
-    Attributes:
-        failures: What went wrong; good parameters of a few steps before were kept.
+    first batch q starts at its best, at inducing points z ``(m, d)``: over the whole
+    range of the stream they are a head start. ``failures`` says what went wrong; good
+    parameters of a few steps before were kept.
     """
 
     KEEP = 10  # steps between two copies of parameters: a copy takes time as well
@@ -134,13 +121,7 @@ class SVI(Baseline):
 class Minibatches(Baseline):
     """Stochastic variational inference as it is meant: minibatches of all data.
 
-    Args:
-        num_dims: Number of inputs.
-        num_inducing: Number of inducing points, which start at random data.
-        epochs: Passes over all data.
-        size: Data of a minibatch.
-        lr: Learning rate of Adam, which falls to a tenth.
-        seed: Of the order.
+    Inducing points start at random data; the learning rate of Adam falls to a tenth.
     """
 
     def __init__(

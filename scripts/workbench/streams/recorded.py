@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -22,16 +23,9 @@ SHIPPED = Path(__file__).resolve().parents[2] / "data"
 # r_3 .. r_7 of the ten columns of UCI data set 136, "Pseudo Periodic Synthetic Time
 # Series". The numbers were drawn at random when the file was made; these give it back.
 PSEUDO_PERIODIC_INTEGERS = (
-    (6, 11, 25, 43, 114),
-    (3, 7, 7, 3, 11),
-    (7, 6, 15, 59, 30),
-    (7, 11, 29, 32, 128),
-    (3, 9, 6, 33, 55),
-    (6, 11, 31, 13, 15),
-    (5, 16, 1, 56, 4),
-    (5, 4, 23, 17, 120),
-    (2, 9, 29, 61, 43),
-    (4, 8, 5, 9, 69),
+    *((6, 11, 25, 43, 114), (3, 7, 7, 3, 11), (7, 6, 15, 59, 30), (7, 11, 29, 32, 128)),
+    *((3, 9, 6, 33, 55), (6, 11, 31, 13, 15), (5, 16, 1, 56, 4), (5, 4, 23, 17, 120)),
+    *((2, 9, 29, 61, 43), (4, 8, 5, 9, 69)),
 )
 
 _UCI_DATASETS = (
@@ -67,14 +61,8 @@ def pseudo_periodic_values(column: int = 1, steps: int = 24_000) -> Tensor:
         y(t) = \sum_{i=3}^{7} 2^{-i} \sin(2\pi (2^i + r_i) t),
         \qquad t = 0, 10^{-5}, 2 \cdot 10^{-5}, \dots
 
-    UCI's page prints :math:`2^{2+i}`, which is not what made its file.
-
-    Args:
-        column: Column of the file, 1 to 10.
-        steps: Number of values, up to 100,001 in the file.
-
-    Returns:
-        The series, ``(steps,)``.
+    for column 1 to 10 of the file. UCI's page prints :math:`2^{2+i}`, which is not what
+    made its file.
     """
     t = torch.arange(steps, dtype=torch.float64) * 1e-5
     y = torch.zeros_like(t)
@@ -130,18 +118,13 @@ def terrain_os(
     Contains OS data (c) Crown copyright and database right 2013, Open Government
     Licence v3.
     """
-    with np.load(tile_file(data_dir)) as tile:
-        heights = tile["z"]
-    return _terrain("terrain_os", heights, first, batch)
-
-
-def tile_file(data_dir: str | Path | None) -> Path:
-    """The tile of :func:`terrain_os`, or an error that says how to make it."""
     hint = (
         "download tile NT26 of OS Terrain 50 (ASCII grid) from osdatahub.os.uk, skip "
         "its header lines and save it with `np.savez(file, z=heights)`"
     )
-    return _file(data_dir, "terrain_os_NT26.npz", hint)
+    with np.load(_file(data_dir, "terrain_os_NT26.npz", hint)) as tile:
+        heights = tile["z"]
+    return _terrain("terrain_os", heights, first, batch)
 
 
 def uci_rows(
@@ -170,13 +153,7 @@ def uci(
     ``bike_noleak`` arrives in order of time, the others sorted by their first input.
     Inputs are standardised by the whole training set: scaled by its first batch, a
     sorted input would be one batch wide and the rest would land hundreds of standard
-    deviations away. y, which is what is learned, is standardised by the first batch.
-
-    Args:
-        name: Of :data:`UCI_SOURCES`.
-        data_dir: Where ``uci_<name>.npz`` is.
-        batch: Size of every batch.
-        split: Column of the file's test mask.
+    deviations away. ``split`` is a column of the file's test mask.
     """
     x, y, is_test, order = uci_rows(name, data_dir, split)
     x, y, is_test = x[order], y[order], is_test[order]
@@ -187,17 +164,11 @@ def uci(
 def river_series(name: str, every: int = 5) -> Stream:
     """A regression set of river in its own order, in one batch.
 
-    Inputs and targets are standardised by the training set.
-
-    Args:
-        name: Of the set, one whose inputs are numbers.
-        every: Every so many data, one is a test.
+    Inputs and targets are standardised by the training set; of every so many data, one
+    is a test.
     """
     datasets = _optional("river.datasets", "river")
-    pairs = [(list(row.values()), y) for row, y in getattr(datasets, name)()]
-    x, y = (
-        torch.tensor(values, dtype=torch.float64) for values in zip(*pairs, strict=True)
-    )
+    x, y = _tensors((list(row.values()), y) for row, y in getattr(datasets, name)())
     is_train = torch.arange(len(y)) % every != every - 1
     centre, scale = moments(x[is_train])
     return cut(name, (x - centre) / scale, y, is_train, len(y), len(y))
@@ -212,22 +183,13 @@ def banana(
 ) -> Stream:
     """The banana classification data, labels 0 and 1, 400 train and 4,900 test.
 
-    Inputs are standardised as they come, over all 5,300 rows.
-
-    Args:
-        order: Arrival by the first input, ``"left_to_right"`` or ``"right_to_left"``,
-            or ``"random"``.
-        seed: Seed of the random order.
-        batches: Number of batches.
-        max_test: At most so many test rows.
+    Inputs are standardised as they come, over all 5,300 rows. Arrival is by the first
+    input, ``"left_to_right"`` or ``"right_to_left"``, or ``"random"`` by the seed.
     """
     datasets = _optional("river.datasets", "river")
     file = SHIPPED / "banana_train_rows.csv"
     rows = torch.from_numpy(np.loadtxt(file, dtype=int))
-    pairs = [([row["1"], row["2"]], float(y)) for row, y in datasets.Bananas()]
-    x, y = (
-        torch.tensor(values, dtype=torch.float64) for values in zip(*pairs, strict=True)
-    )
+    x, y = _tensors(([row["1"], row["2"]], y) for row, y in datasets.Bananas())
     is_test = torch.ones(len(y), dtype=torch.bool)
     is_test[rows] = False
     x_train, y_train = x[rows], y[rows]
@@ -252,6 +214,11 @@ def banana(
 
 
 # ------------------------------------------------------------------------ helpers
+
+
+def _tensors(pairs: Iterable[tuple[list, float]]) -> list[Tensor]:
+    """Inputs and targets, float64."""
+    return [torch.tensor(v).double() for v in zip(*pairs, strict=True)]
 
 
 def _time_series(

@@ -12,14 +12,7 @@ ROUNDING = 1e-12  # relative, of targets
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream of batches with a test set, all float64 and scaled.
-
-    Attributes:
-        name: A short name for tables.
-        batches: ``(x, y)`` in order of arrival, ``(n, d)`` and ``(n,)``.
-        x_test: ``(n_s, d)``, test inputs.
-        y_test: ``(n_s,)``, test targets, with noise.
-    """
+    """Batches in order of arrival, ``(n, d)`` and ``(n,)``, and tests, all scaled."""
 
     name: str
     batches: list[tuple[Tensor, Tensor]]
@@ -45,13 +38,6 @@ def rounded(stream: Stream, seed: int) -> Stream:
 
     A greedy choice may tip over by a rounding, and what follows is another run: where
     a budget is used up, the ends show how far that reaches.
-
-    Args:
-        stream: Any stream.
-        seed: Which roundings.
-
-    Returns:
-        A stream with the same inputs and the same tests.
     """
     if seed == 0:
         return stream
@@ -76,16 +62,7 @@ def split_rows(
 def cut(
     name: str, x: Tensor, y: Tensor, is_train: Tensor, first: int, batch: int
 ) -> Stream:
-    """A stream of rows: batches of those that train, y scaled by the first batch.
-
-    Args:
-        name: Of the stream.
-        x: ``(n, d)``, inputs in order of arrival.
-        y: ``(n,)``, targets.
-        is_train: ``(n,)``, which rows train; the others test.
-        first: Size of the first batch.
-        batch: Size of the following batches.
-    """
+    """A stream of rows: batches of those that train, y scaled by the first batch."""
     batches = split_rows(x[is_train], y[is_train], first, batch)
     mean, std = moments(batches[0][1])
     scaled = [(x_new, (y_new - mean) / std) for x_new, y_new in batches]
