@@ -52,7 +52,7 @@ def test_integers_of_numpy_are_integers():
     x, three = torch.linspace(0, 1, 10), numpy.int64(3)
     policy = AdaptiveBudget(min_inducing=three, policy=GreedyVariance(three))
     gp = StreamingGP(RBFKernel(), num_inducing=three, inducing_policy=policy)
-    result = gp.update(x, x, num_steps=3, learn_hyperparameters=three)
+    result = gp.update(x, x, num_steps=three, learn_hyperparameters=three)
     assert (result.num_inducing, result.num_steps) == (3, 3)
     assert type(policy.min_inducing) is type(policy.policy.max_candidates) is int
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_ssgp import greedy
-from torch_ssgp.greedy import Observed
 from torch_ssgp.memory import Rows
-from torch_ssgp.points import diagonal, evenly
+from torch_ssgp.points import (
+    Observed,
+    diagonal,
+    evenly,
+    first_of_each,
+    information,
+    pick,
+    take,
+)
 from torch_ssgp.radial import far
 
 # Lengthscale under which points are judged, in units of the spacing that a memory of so
@@ -66,8 +72,7 @@ def choose_points(
     )
     diagonal(G).add_(weight[..., :num_old])
     observed = Observed(G, weight[..., num_old:])
-    index = _cover(points, observed, capacity, num_kept, jitter)
-    return points.gather(-2, index.unsqueeze(-1).expand(*index.shape, x.size(-1)))
+    return pick(points, _cover(points, observed, capacity, num_kept, jitter))
 
 
 def _cover(
@@ -80,25 +85,17 @@ def _cover(
     """
     num_points, num_dims = points.shape[-2:]
     span = points.amax(-2, keepdim=True) - points.amin(-2, keepdim=True)
-    span = torch.where(span > 0, span, torch.ones_like(span))
-    unit = points / (SPACINGS * span / capacity ** (1 / num_dims))
+    unit = points / (SPACINGS * span.where(span > 0, 1.0) / capacity ** (1 / num_dims))
     # Points in the order in which they were taken; the others behind.
     order = torch.arange(num_points, device=points.device).expand(points.shape[:-1])
     place = torch.where(order < num_kept, order, num_points)
-    zero = torch.zeros_like(unit[..., 0])
+    floor = torch.full_like(unit[..., 0], 3 * jitter)
     for _ in range(MAX_HALVINGS):
         distance = torch.cdist(unit, unit, compute_mode=EXACT)
         K = distance.square_().mul_(-0.5).clamp_min_(far(unit)).exp_()
         diagonal(K).add_(jitter)
-        taken = greedy.take(
-            K,
-            observed,
-            capacity,
-            greedy.information,
-            floor=zero + 3 * jitter,
-            excess=zero,
-            first=place < num_points,
-        )
+        first = place < num_points
+        taken = take(K, observed, capacity, information, floor, first)
         rank = torch.arange(taken.order.size(-1), device=points.device)
         rank = torch.where(taken.useful, rank, num_points)
         place = place.scatter_reduce(-1, taken.order, rank, "amin")
@@ -106,20 +103,3 @@ def _cover(
             break
         unit = 2 * unit
     return place.argsort(dim=-1, stable=True)[..., :capacity]
-
-
-def first_of_each(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of the points that no earlier one equals in all streams.
-
-    Args:
-        points: ``(*batch, n, d)``.
-
-    Returns:
-        The indices, in order, and ``(n,)`` which of these each point equals.
-    """
-    flat = points.movedim(-2, 0).flatten(1)  # streams side by side
-    distinct, inverse = torch.unique(flat, dim=0, return_inverse=True)
-    order = torch.arange(len(flat), device=flat.device)
-    first = order.new_full((len(distinct),), len(flat))
-    first, by_place = first.scatter_reduce(0, inverse, order, "amin").sort()
-    return first, by_place.argsort()[inverse]

@@ -1,14 +1,13 @@
 r"""Policies that choose inducing points among the points of the memory and new inputs.
 
-The choice is made among :math:`Z_s \cup x`, before the inner loop. What it costs is
-measured in nats: with :math:`E = K - Q` the prior covariance of all candidates that the
-chosen points leave unexplained, and :math:`W` the rows that observe the candidates
-(``U`` of the past, the data),
+A policy is asked when a memory is compressed, and maps :class:`Candidates` to points.
+What its choice costs is measured in nats: with :math:`E = K - Q` the prior covariance
+of all candidates that the chosen points leave unexplained, and :math:`W` the rows that
+observe the candidates (``U`` of the past, the data),
 
 .. math:: t / 2s = \mathrm{tr}\, W E W^\top / 2s
 
-is what the bound loses by projecting past and data on the chosen points. A policy is
-anything that maps :class:`Candidates` to points.
+is what the bound loses by projecting past and data on the chosen points.
 """
 
 from __future__ import annotations
@@ -20,18 +19,10 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from torch_ssgp import greedy
-from torch_ssgp.exceptions import ArgumentError
-from torch_ssgp.functional import (
-    PseudoObservations,
-    broadcast_matrices,
-    cholesky,
-    solve_lower,
-    squared_norm,
-)
-from torch_ssgp.greedy import Observed
-from torch_ssgp.modules import form_of, inducing_gram, variances
-from torch_ssgp.points import Lost, evenly, least_missed
+from torch_ssgp.exceptions import ArgumentError, warn
+from torch_ssgp.functional import PseudoObservations
+from torch_ssgp.modules import inducing_gram, variances
+from torch_ssgp.points import Observed, evenly, information, pick, take
 from torch_ssgp.validation import (
     check_module,
     check_positive_int,
@@ -39,8 +30,7 @@ from torch_ssgp.validation import (
     kind_of,
 )
 
-NEEDED = 0.02  # nats that a datum may lose before it gets a point of its own
-FEW = 8  # points that are added to old ones; for more, a new choice is tried
+OF_VERSION_02 = ("revise", "wants_points", "extend")
 
 
 class Candidates(NamedTuple):
@@ -86,47 +76,21 @@ class Candidates(NamedTuple):
 
 
 class InducingPolicy(ABC):
-    """Chooses ``Z_b``; called once per update, before the inner loop."""
+    """Chooses the points that a compression leaves."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in OF_VERSION_02:
+            if name in vars(cls):
+                warn(
+                    f"{cls.__name__}.{name} is never called: policies are asked at "
+                    "compressions only. Leave it out; __call__ chooses the points.",
+                    DeprecationWarning,
+                )
 
     @abstractmethod
     def __call__(self, candidates: Candidates) -> Tensor:
         """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
-
-    def revise(self, candidates: Candidates, z: Tensor, loss: Tensor) -> Tensor:
-        """The points to store, now that hyperparameters were learned.
-
-        Args:
-            candidates: As before, with the hyperparameters learned.
-            z: ``(*batch, m_b, d)``, the points chosen, where the inner loop left them.
-            loss: ``(*batch,)``, nats that projecting on them loses now.
-
-        Returns:
-            ``z``, or a new choice.
-        """
-        del candidates, loss
-        return z
-
-    def wants_points(self, lost: Lost, num_now: int, budget: int) -> bool:
-        """Whether to choose again where nothing is learned; yes by default.
-
-        Args:
-            lost: What is lost at the points of before.
-            num_now: The number of these.
-            budget: ``num_inducing`` of the model.
-        """
-        del lost, num_now, budget
-        return True
-
-    def extend(self, candidates: Candidates) -> Tensor:
-        """Choose where nothing is learned; cheaper, where a policy has such a way.
-
-        Args:
-            candidates: Where points may lie, with hyperparameters that stay.
-
-        Returns:
-            ``(*batch, m_b, d)``.
-        """
-        return self(candidates)
 
     def advice(self, num_inducing: int, budget: int) -> str:
         """What to change where too much was lost, for a warning.
@@ -215,19 +179,11 @@ class GreedyPolicy(InducingPolicy):
         """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
         return self.rank(candidates).points
 
-    def rank(
-        self,
-        candidates: Candidates,
-        enough: Tensor | None = None,
-        at_least: int = 1,
-    ) -> Ranking:
+    def rank(self, candidates: Candidates) -> Ranking:
         """Candidates in order of choice, at most ``num_inducing``.
 
         Args:
             candidates: Where points may lie.
-            enough: ``(*batch,)``, loss in nats below which no further points are
-                needed.
-            at_least: Number of points to take in any case.
 
         Returns:
             Points that differ by more than rounding, best first.
@@ -238,28 +194,26 @@ class GreedyPolicy(InducingPolicy):
             keep = evenly(x, limit)
             weight = weight[..., keep] * (x.size(-2) / limit)
             candidates = candidates._replace(x=x[..., keep, :], weight=weight)
-        points = candidates.points
+        points, U = candidates.points, candidates.past.U
         # Jitter is part of the prior at inducing points, and of what is lost there.
         K, _, jitter = inducing_gram(candidates.kernel, points, candidates.jitter)
-        U = candidates.past.U
-        old = torch.zeros_like(K.diagonal(dim1=-2, dim2=-1)[..., : U.size(-1)])
+        old = torch.zeros_like(jitter[..., : U.size(-1)])
         is_new = torch.cat([old, torch.ones_like(weight)], -1)
-        taken = greedy.take(
+        taken = take(
             K,
             Observed(U.mT @ U, weight),
             min(candidates.num_inducing, points.size(-2)),
             self.score,
-            # An old point can always be told apart; a new one if jitter does not hide
-            # it.
+            # Jitter may hide a new point behind others, never an old one.
             floor=3 * jitter * is_new,
-            # New data are observed without jitter, unless they are inducing points.
-            excess=jitter * torch.cat([old, weight], -1),
-            enough=None if enough is None else 2 * candidates.s * enough,
-            at_least=at_least,
         )
-        index = taken.order.unsqueeze(-1).expand(*taken.order.shape, points.size(-1))
-        loss = taken.t / (2 * candidates.s.unsqueeze(-1))
-        return Ranking(points.gather(-2, index), loss)
+        # New data are observed without jitter, unless they are inducing points.
+        excess = jitter * torch.cat([old, weight], -1)
+        t = taken.t - excess.sum(-1)
+        gain = taken.gain - excess.gather(-1, taken.order) * taken.useful
+        left = (t.unsqueeze(-1) - gain.cumsum(-1)).clamp_min(0)
+        loss = left / (2 * candidates.s.unsqueeze(-1))
+        return Ranking(pick(points, taken.order), loss)
 
 
 class GreedyVariance(GreedyPolicy):
@@ -289,7 +243,7 @@ class GreedyInformation(GreedyPolicy):
 
     def score(self, e: Tensor, h: Tensor) -> Tensor:
         """What the loss falls by."""
-        return greedy.information(e, h)
+        return information(e, h)
 
 
 class AdaptiveBudget(InducingPolicy):
@@ -328,58 +282,12 @@ class AdaptiveBudget(InducingPolicy):
 
     def __call__(self, candidates: Candidates) -> Tensor:
         """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
-        candidates = candidates._replace(num_inducing=self._most(candidates))
-        enough = self._enough(candidates)
-        points, loss = self.policy.rank(candidates, enough, self.min_inducing)
-        count = int((loss > enough.unsqueeze(-1)).sum(-1).max()) + 1
+        budget = candidates.num_inducing
+        most = min(self.max_inducing or budget, budget)
+        points, loss = self.policy.rank(candidates._replace(num_inducing=most))
+        enough = self._enough(candidates).unsqueeze(-1)
+        count = int((loss > enough).sum(-1).max()) + 1
         return points[..., : max(count, self.min_inducing), :]
-
-    def wants_points(self, lost: Lost, num_now: int, budget: int) -> bool:
-        """Whether a new datum needs a point, or all together and there is room."""
-        enough = self.tolerance * lost.said.minimum(lost.num_data)
-        is_much = (lost.total > enough) & (lost.new.mean(-1) > self.tolerance)
-        has_room = num_now < (self.max_inducing or budget)
-        return bool((lost.new > NEEDED).any() | (has_room & is_much.any()))
-
-    def extend(self, candidates: Candidates) -> Tensor:
-        """The points of before, and what new data need beside them.
-
-        At a full budget those go whose loss costs least, old or new. Where many are
-        needed, all are chosen anew, unless those of before, where learning has moved
-        them, lose less.
-        """
-        z, x = candidates.z_a, candidates.x_new
-        most = self._most(candidates)
-        if not 0 < z.size(-2) <= most or x.size(-2) == 0:
-            return self(candidates)
-        form = form_of(candidates.kernel)
-        K_zz, K_zx, _ = inducing_gram(form, z, candidates.jitter, x)
-        A = solve_lower(cholesky(K_zz), K_zx)
-        unknown = form.variances(x) - A.square().sum(-2)
-        weight = candidates.weight[..., candidates.x.size(-2) - x.size(-2) :]
-        lost = weight * unknown / (2 * candidates.s.unsqueeze(-1))
-        needed = (lost > NEEDED).reshape(-1, x.size(-2)).any(0)
-        count = int(needed.sum())
-        if count == 0:
-            return z
-        if count > min(FEW, most // 2):
-            new = self(candidates)
-            is_better = _explained(candidates, new) > _explained(candidates, z)
-            return new if bool(is_better.any()) else z
-        z = torch.cat(broadcast_matrices(z, x[..., needed, :]), -2)
-        if z.size(-2) <= most:
-            return z
-        # A = P K_zX Wᵀ of the rows W that observe all points X, P = K_zz⁻¹.
-        K_zz, rows = _observed_from(candidates, z)
-        A = torch.cholesky_solve(rows, cholesky(K_zz))
-        kept = least_missed(K_zz, A @ A.mT, most).unsqueeze(-1)
-        return z.gather(-2, kept.expand(*kept.shape[:-1], z.size(-1)))
-
-    def revise(self, candidates: Candidates, z: Tensor, loss: Tensor) -> Tensor:
-        """Choose again if more is lost than allowed and there is room."""
-        if z.size(-2) >= self._most(candidates):
-            return z
-        return self(candidates) if bool((loss > self._enough(candidates)).any()) else z
 
     def advice(self, num_inducing: int, budget: int) -> str:
         """The limit that was met: the tolerance, if there was room."""
@@ -398,25 +306,6 @@ class AdaptiveBudget(InducingPolicy):
             said = said + ((U @ K_ss) * U).sum((-2, -1))
         num_data = candidates.past.n + (candidates.weight > 0).sum(-1)
         return self.tolerance * (said / (2 * candidates.s)).minimum(num_data)
-
-    def _most(self, candidates: Candidates) -> int:
-        most = candidates.num_inducing
-        return min(self.max_inducing or most, most)
-
-
-def _explained(candidates: Candidates, z: Tensor) -> Tensor:
-    """What past and data say that points ``z`` do not lose, ``(*batch,)``: tr WQWᵀ."""
-    K_zz, rows = _observed_from(candidates, z)
-    return squared_norm(solve_lower(cholesky(K_zz), rows), (-2, -1))
-
-
-def _observed_from(candidates: Candidates, z: Tensor) -> tuple[Tensor, Tensor]:
-    """``K_zz``, and the covariance of ``z`` with what the rows of past and data see."""
-    form, points = form_of(candidates.kernel), candidates.points
-    K_zz, K, _ = inducing_gram(form, z, candidates.jitter, points)
-    U, root = candidates.past.U, candidates.weight.sqrt().unsqueeze(-2)
-    K_zs, K_zf = K[..., : U.size(-1)], K[..., U.size(-1) :]
-    return K_zz, torch.cat(broadcast_matrices(K_zs @ U.mT, K_zf * root), -1)
 
 
 class AllocatorPolicy(InducingPolicy):

@@ -1,34 +1,56 @@
-"""Sets of points: thin them, merge copies, drop redundant ones."""
+r"""Sets of points: thin them, merge copies, take the best first.
+
+With :math:`W` the rows that observe the candidates and :math:`E` their prior covariance
+that the points taken so far leave unexplained, projecting on these points loses
+:math:`t / 2s` nats, :math:`t = \mathrm{tr}\, W E W^\top`. Candidate :math:`j` lowers
+:math:`t` by :math:`(E W^\top W E)_{jj} / E_{jj}`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from torch_ssgp.functional import broadcast_matrices, cholesky
+from torch_ssgp.exceptions import Breakdown
 from torch_ssgp.modules import inducing_gram
 
-# Squared partial correlation above which one point stands in for another.
-ALIKE = 0.3
+BLOCK = 16  # choices between two looks at what is left, at most: a device waits there
 
 
-class Lost(NamedTuple):
-    """What inducing points lose where nothing is learned, in nats.
+def diagonal(A: Tensor) -> Tensor:
+    """The diagonal of every matrix."""
+    return A.diagonal(dim1=-2, dim2=-1)
 
-    Attributes:
-        new: ``(*batch, n)``, of each new datum.
-        total: ``(*batch,)``, of all data.
-        said: ``(*batch,)``, what all data say.
-        num_data: ``()`` or ``(*batch,)``, how many they are.
+
+def evenly(x: Tensor, count: int) -> Tensor:
+    """Indices of ``count`` rows of ``x``, evenly spread."""
+    return torch.linspace(0, x.size(-2) - 1, count, device=x.device).long()
+
+
+def pick(x: Tensor, index: Tensor) -> Tensor:
+    """Rows ``(*batch, m, d)`` of ``x`` at indices ``(*batch, m)``."""
+    return x.gather(-2, index.unsqueeze(-1).expand(*index.shape, x.size(-1)))
+
+
+def first_of_each(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices of the points that no earlier one equals in all streams.
+
+    Args:
+        points: ``(*batch, n, d)``.
+
+    Returns:
+        The indices, in order, and ``(n,)`` which of these each point equals.
     """
-
-    new: Tensor
-    total: Tensor
-    said: Tensor
-    num_data: Tensor
+    flat = points.movedim(-2, 0).flatten(1)  # streams side by side
+    distinct, inverse = torch.unique(flat, dim=0, return_inverse=True)
+    order = torch.arange(len(flat), device=flat.device)
+    first = order.new_full((len(distinct),), len(flat))
+    first, by_place = first.scatter_reduce(0, inverse, order, "amin").sort()
+    return first, by_place.argsort()[inverse]
 
 
 def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
@@ -47,91 +69,128 @@ def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
         copies, as all have the same number.
     """
     K = inducing_gram(kernel, z, 0.0).K_zz
-    k = K.diagonal(dim1=-2, dim2=-1)
-    distance = k.unsqueeze(-1) + k.unsqueeze(-2) - 2 * K
-    close = distance <= jitter * (k.unsqueeze(-1) + k.unsqueeze(-2))
-    close = close.tril(-1)
+    total = diagonal(K).unsqueeze(-1) + diagonal(K).unsqueeze(-2)
+    close = (total - 2 * K <= jitter * total).tril(-1)
     if not bool(close.any()):
         return z
     kept = torch.ones_like(close[..., 0])
     for i in range(1, z.size(-2)):  # in order: a copy of a copy may be far enough
         kept[..., i] = ~(close[..., i, :] & kept).any(-1)
     count = int(kept.sum(-1).max())
-    order = (~kept).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
-    return z.gather(-2, order.unsqueeze(-1).expand(*order.shape, z.size(-1)))
+    return pick(z, (~kept).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count])
 
 
-def least_missed(K: Tensor, G: Tensor, capacity: int) -> Tensor:
-    r"""All points but those that the rows miss least, one round after the other.
+# -- the best first -----------------------------------------------------------------
 
-    With :math:`P = K^{-1}`, point :math:`j` is known from the others up to a variance
-    of :math:`1 / P_{jj}`, and leaving it out loses :math:`G_{jj} / P_{jj}`. Leaving out
-    a set :math:`J` replaces :math:`f_J` by :math:`-T f`,
 
-    .. math::
-        T = P_{JJ}^{-1} P_{J:}, \quad P \leftarrow P - P_{:J} T, \quad
-        G \leftarrow (I - I_{:J} T)^\top G (I - I_{:J} T).
+class Observed(NamedTuple):
+    r"""What rows say about candidates: :math:`W^\top W`, block by block.
 
-    Points that stand in for each other do not go in the same round.
+    Attributes:
+        old: ``(*batch, m, m)``, of the first candidates.
+        weight: ``(*batch, n)``, of the others, each observed alone.
+    """
+
+    old: Tensor
+    weight: Tensor
+
+    def after(self, V: Tensor) -> Tensor:
+        """``V Wᵀ W``."""
+        num_old = self.old.size(-1)
+        new = self.weight.unsqueeze(-2) * V[..., num_old:]
+        return torch.cat([V[..., :num_old] @ self.old, new], -1)
+
+
+class Taken(NamedTuple):
+    """Candidates in the order in which they were taken.
+
+    Attributes:
+        order: ``(*batch, m)``, their indices.
+        useful: ``(*batch, m)``, whether it was a new point, or a copy because a stream
+            had no more to tell apart.
+        gain: ``(*batch, m)``, by how much it lowered ``t``.
+        t: ``(*batch,)``, before any was taken.
+    """
+
+    order: Tensor
+    useful: Tensor
+    gain: Tensor
+    t: Tensor
+
+
+# From e, the diagonal of E, and h, that of E Wᵀ W E, to scores.
+Score = Callable[[Tensor, Tensor], Tensor]
+
+
+def information(e: Tensor, h: Tensor) -> Tensor:
+    """What ``t`` falls by."""
+    return h / e
+
+
+def take(
+    K: Tensor,
+    observed: Observed,
+    count: int,
+    score: Score,
+    floor: Tensor,
+    first: Tensor | None = None,
+) -> Taken:
+    """At most ``count`` candidates, the one with the best score first.
 
     Args:
-        K: ``(*batch, n, n)``, prior covariance.
-        G: ``(*batch, n, n)``, what rows say about the points.
-        capacity: The number of points to keep.
-
-    Returns:
-        Indices ``(*batch, capacity)``, in order.
+        K: ``(*batch, k, k)``, prior covariance of the candidates, with jitter.
+        observed: What rows say about them.
+        count: How many to take.
+        score: The score of each candidate.
+        floor: ``(*batch, k)``, unexplained variance of what cannot be told apart.
+        first: ``(*batch, k)``, candidates to be taken before all others.
     """
-    P = torch.cholesky_inverse(cholesky(K))
-    P = broadcast_matrices(P, G)[0].contiguous()
-    batch = P.shape[:-2]
-    left = torch.arange(P.size(-1), device=P.device).expand(*batch, -1)
-    gone = torch.zeros_like(left, dtype=torch.bool)
-    num_left = P.size(-1)
-    while num_left > capacity:
-        variance = diagonal(P).reciprocal()
-        missed = torch.where(gone, torch.inf, variance * diagonal(G))
-        most = -(-(num_left - capacity) // 2)
-        J = missed.topk(min(2 * most, num_left), largest=False).indices
-        v = variance.gather(-1, J)
-        partial = _columns(_rows(P, J), J).square() * v.unsqueeze(-1) * v.unsqueeze(-2)
-        waits = (partial > ALIKE).tril(-1).any(-1)
-        size = min(int((~waits).sum(-1).min()), most)
-        order = waits.to(torch.uint8).argsort(dim=-1, stable=True)[..., :size]
-        J = J.gather(-1, order)
-        P_J, G_J = _rows(P, J), _rows(G, J)
-        T = torch.cholesky_solve(P_J, cholesky(_columns(P_J, J)))
-        X = 0.5 * (_columns(G_J, J) @ T) - G_J
-        gone, num_left = gone.scatter(-1, J, True), num_left - size
-        if 4 * num_left < 3 * P.size(-1) or num_left == capacity:
-            alive = gone.to(torch.uint8).argsort(dim=-1, stable=True)[..., :num_left]
-            left, gone = left.gather(-1, alive), gone.gather(-1, alive)
-            if num_left == capacity:
-                break
-            P, G = (_columns(_rows(t, alive), alive) for t in (P, G))
-            P_J, T, X = (_columns(t, alive) for t in (P_J, T, X))
-        P -= P_J.mT @ T
-        G += torch.cat([T, X], -2).mT @ torch.cat([X, T], -2)
-    return left
+    e, KW = diagonal(K).clone(), observed.after(K)
+    h, t = (K * KW).sum(-1), diagonal(KW).sum(-1)
+    # E = K - CᵀC is never formed: a row, or a product with a few vectors, is cheaper.
+    C = K.new_zeros(*K.shape[:-2], count, K.size(-1))
+    order: list[Tensor] = []
+    useful: list[Tensor] = []
+    gain: list[Tensor] = []
+    k, is_left = 0, True
+    while k < count and is_left:
+        # h follows after every block of points, in one product. Within it e is exact,
+        # and h falls with its square as that of a neighbour does.
+        shape = h.clamp_min(0) / torch.where(e > 0, e, 1).square()
+        before, end = k, k + max(min(k // 8, BLOCK, count - k), 1)
+        for k in range(before, end):
+            scores = score(e, e.square().mul_(shape))
+            if first is not None:
+                scores = scores.masked_fill(first, torch.inf)
+            best, j = scores.masked_fill(e <= floor, -torch.inf).max(-1, keepdim=True)
+            # A stream that has no more to tell apart takes a copy, which says nothing.
+            is_new = best > -torch.inf
+            pivot = e.gather(-1, j).masked_fill_(~is_new, torch.inf)
+            C[..., k, :] = c = _row(K, C[..., :k, :], j).mul_(pivot.rsqrt())
+            e.addcmul_(c, c, value=-1).scatter_(-1, j, 0.0)
+            order.append(j)
+            useful.append(is_new)
+        k, old, new = end, C[..., :before, :], C[..., before:end, :]
+        # Few rows times a matrix: its transpose takes twice the time.
+        V = observed.after(new)
+        VC, VE = V @ new.mT, V @ K - (V @ old.mT) @ old
+        h += (new * (VC @ new - 2 * VE)).sum(-2)
+        gain.append(diagonal(VC))
+        is_left = bool(is_new.any())
+    taken = [torch.cat(each, -1) for each in (order, useful, gain)]
+    # Steps after the last useful candidate chose copies of what is already there.
+    num_useful = int(taken[1].reshape(-1, k).any(0).sum())
+    if num_useful == 0 and not bool(torch.isfinite(K).all()):
+        raise Breakdown("the prior covariance of the candidates is not finite")
+    # Where the function is known, as that of a linear kernel at zero, one point stays.
+    some = slice(max(num_useful, 1))
+    return Taken(taken[0][..., some], taken[1][..., some], taken[2][..., some], t)
 
 
-def _rows(A: Tensor, index: Tensor) -> Tensor:
-    if index.ndim == 1:
-        return A[index]
-    return A.gather(-2, index.unsqueeze(-1).expand(*index.shape, A.size(-1)))
-
-
-def _columns(A: Tensor, index: Tensor) -> Tensor:
-    if index.ndim == 1:
-        return A[:, index]
-    return A.gather(-1, index.unsqueeze(-2).expand(*A.shape[:-1], index.size(-1)))
-
-
-def diagonal(A: Tensor) -> Tensor:
-    """The diagonal of every matrix."""
-    return A.diagonal(dim1=-2, dim2=-1)
-
-
-def evenly(x: Tensor, count: int) -> Tensor:
-    """Indices of ``count`` rows of ``x``, evenly spread."""
-    return torch.linspace(0, x.size(-2) - 1, count, device=x.device).long()
+def _row(K: Tensor, C: Tensor, j: Tensor) -> Tensor:
+    """Row ``j`` of ``K - CᵀC``, ``(*batch, k)``."""
+    row = pick(K, j)
+    if C.size(-2):
+        at_j = C.gather(-1, j.unsqueeze(-2).expand(*C.shape[:-1], 1))
+        row -= at_j.mT @ C
+    return row.squeeze(-2)
