@@ -337,7 +337,21 @@ def cast_distribution(
     """A distribution in ``dtype``, its covariance still computed in its own."""
     if covariance.dtype != dtype:
         covariance = CastLinearOperator(covariance, dtype=dtype)
-    return MultivariateNormal(mean.to(dtype), covariance)
+    return Posterior(mean.to(dtype), covariance)
+
+
+class Posterior(MultivariateNormal):
+    """A normal distribution whose variances may be as small as they are.
+
+    GPyTorch warns below 1e-10, in float32 below 1e-6, which is not small in every unit.
+    """
+
+    @property
+    def variance(self) -> Tensor:
+        """Variances, above zero."""
+        variance = self.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1)
+        tiny = torch.finfo(variance.dtype).tiny
+        return variance.expand(self.mean.shape).clamp_min(tiny)
 
 
 class CastLinearOperator(LinearOperator):
