@@ -18,7 +18,6 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from river import checks, compose, datasets, evaluate, metrics, preprocessing
 
 import torch_ssgp.river
-import torch_ssgp.river_base
 from examples import river_stream
 from torch_ssgp import StreamingGP, UpdateOptions
 from torch_ssgp.estimators import default_kernel, default_likelihood
@@ -543,7 +542,7 @@ def test_an_update_that_fails_changes_nothing(kind, monkeypatch):
     def fail(*args, **kwargs):
         raise FactorizationError("on purpose")
 
-    monkeypatch.setattr(torch_ssgp.river_base, "learn", fail)
+    monkeypatch.setattr(torch_ssgp.river, "learn", fail)
     rows, y = as_frames(stream(3, seed=1))
     with pytest.raises(FactorizationError):
         model.learn_many(rows.assign(c=1.0), y)

@@ -70,27 +70,27 @@ def default_likelihood(batch_shape: torch.Size = torch.Size()) -> GaussianLikeli
 
 def make_model(
     num_dims: int,
+    likelihood: Likelihood | None = None,
+    batch_shape: torch.Size = torch.Size(),
     *,
     kernel: Kernel | None = None,
-    likelihood: Likelihood | None = None,
     mean: Mean | None = None,
     num_inducing: int = 100,
     memory_size: int | None = None,
     inducing_policy: InducingPolicy | None = None,
-    batch_shape: torch.Size = torch.Size(),
     device: str | torch.device | None = None,
 ) -> StreamingGP:
     """A new float64 model, built from copies of the arguments.
 
     Args:
         num_dims: Number of inputs.
-        kernel: A kernel; :func:`default_kernel` if not given.
         likelihood: A likelihood; :func:`default_likelihood` if not given.
-        mean: A mean; that of :class:`StreamingGP` if not given.
+        batch_shape: Shape of independent functions.
+        kernel: A kernel; :func:`default_kernel` if not given.
+        mean: See :class:`StreamingGP`, as for the sizes and the policy.
         num_inducing: Number of points that a compression leaves.
         memory_size: Largest number of rows.
         inducing_policy: Chooses inducing points.
-        batch_shape: Shape of independent functions.
         device: Where to compute; torch's default if not given.
     """
     if kernel is None:
@@ -201,9 +201,6 @@ def moments(
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of the function, or of targets with Gaussian noise.
 
-    As in ``model(x)`` and ``model.predict(x)``, except that variances may be as small
-    as they are: GPyTorch raises those below 1e-10, which is not small in every unit.
-
     Args:
         model: A model.
         x: ``(n, d)``.
@@ -211,8 +208,7 @@ def moments(
         noise: Known noise variances of the targets.
     """
     latent = model(x)
-    covariance = latent.lazy_covariance_matrix
-    variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+    variance = latent.variance
     if include_noise:
         variance = variance + observation_noise(model.likelihood, noise)
     return latent.mean, variance
@@ -233,7 +229,7 @@ def class_probabilities(model: StreamingGP, x: Tensor) -> Tensor:
         p = model.predict(x).mean
         return torch.stack([1 - p, p], -1)
     latent = model(x)
-    mean, std = latent.mean.mT, latent.variance.mT.clamp_min(0).sqrt()  # (n, classes)
+    mean, std = latent.mean.mT, latent.stddev.mT  # (n, classes)
     draws = _normal_points(mean.size(-1), mean.dtype, mean.device)  # (draws, classes)
     parts = [
         torch.softmax(m.unsqueeze(-2) + s.unsqueeze(-2) * draws, -1).mean(-2)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
 
 from torch_ssgp import validation as check
 from torch_ssgp.calibration import Calibration
@@ -15,15 +18,22 @@ from torch_ssgp.estimators import (
     Array,
     as_array,
     as_tensor,
+    checked_options,
     class_likelihood,
     class_probabilities,
+    learn,
+    make_model,
     moments,
+    widen,
 )
 from torch_ssgp.exceptions import (
     ArgumentError,
     DtypeError,
     MissingDependencyError,
     NonFiniteError,
+    ShapeError,
+    StreamingGPWarning,
+    warn,
 )
 from torch_ssgp.features import Columns, Row, as_row
 from torch_ssgp.models import StreamingGP
@@ -32,9 +42,12 @@ from torch_ssgp.update.options import names_keywords
 
 try:
     from river import base, conf, proba
-    from river.utils.dataframe import into_frame, to_native_frame, to_native_series
-
-    from torch_ssgp.river_base import StreamingEstimator, as_rows
+    from river.utils.dataframe import (
+        into_frame,
+        to_native_frame,
+        to_native_series,
+        to_numpy,
+    )
 except ImportError as error:
     raise MissingDependencyError(
         "torch_ssgp.river needs river 0.26 or newer. Install it with: "
@@ -43,9 +56,169 @@ except ImportError as error:
 
 __all__ = ["StreamingGPClassifier", "StreamingGPRegressor"]
 
+Datum = tuple[Row, Any]  # features and target
+
+# A rate of drift is learned where the evidence asks for one: a scaler before the model
+# goes on learning, and moves its inputs. Every datum is asked whether the function has
+# changed, so the odds of that are small. What is far off stays: the errors of such
+# streams often grow with their level.
+_DEFAULTS = UpdateOptions(change_odds=1e-9, outliers=False)
+
+
+def _as_rows(frame: Any) -> list[Row]:
+    """The rows of a data frame; missing values count as absent."""
+    names, matrix = frame.columns, to_numpy(frame)
+    return [as_row(dict(zip(names, values, strict=True))) for values in matrix]
+
+
+@dataclass(eq=False, repr=False)
+class _StreamingGP(base.Estimator):
+    """What regressor and classifier share: columns, waiting data, one model."""
+
+    kernel: Kernel | None = None
+    num_inducing: int = 100
+    memory_size: int | None = None
+    options: UpdateOptions | None = None
+    batch_size: int = 1
+    absent: float | None = None
+    from_memory: bool | None = None
+
+    def __post_init__(self) -> None:
+        check.check_positive_int(self.num_inducing, "num_inducing")
+        check.check_positive_int(self.batch_size, "batch_size")
+        absent = self.absent
+        if absent is not None and not (
+            check.is_number(absent) and math.isfinite(absent)
+        ):
+            raise ArgumentError(
+                f"absent is {absent!r}; expected a number, or None for the mean of a "
+                "feature so far."
+            )
+        checked_options(self.options)
+        check.check_from_memory(self.from_memory)
+        self._model: StreamingGP | None = None
+        self._columns = Columns(absent)
+        self._waiting: list[Datum] = []
+        self._num_learned = 0
+        self._warned = False
+
+    @property
+    def model(self) -> StreamingGP | None:
+        """The model, a :class:`~torch_ssgp.StreamingGP`; none before the first data."""
+        return self._model
+
+    @property
+    def feature_names(self) -> tuple[Hashable, ...]:
+        """The features, in the order of the columns of the model."""
+        return self._columns.names
+
+    def _unit_test_skips(self) -> set[str]:
+        # `learn_many` is one update of all rows. Hyperparameters that are learned after
+        # every row take another path; with fixed ones the two agree.
+        return {"check_learn_many_matches_learn_one"}
+
+    def learn_one(self, x: dict[Hashable, Any], y: Any) -> None:
+        """Learn a datum, or let it wait until there are ``batch_size`` of them.
+
+        Args:
+            x: Features.
+            y: Target.
+        """
+        self._take([(as_row(x), self._as_target(y))])
+
+    def learn_many(self, X: Any, y: Any) -> None:
+        """Learn a batch, and what waits, in one update.
+
+        Args:
+            X: Data frame of features.
+            y: Series of targets.
+        """
+        rows, targets = _as_rows(into_frame(X)), [self._as_target(t) for t in y]
+        if len(rows) != len(targets):
+            raise ShapeError(
+                f"X has {len(rows)} rows, y has {len(targets)} targets; expected as "
+                "many targets as rows."
+            )
+        self._take(list(zip(rows, targets, strict=True)), at_once=True)
+
+    def _take(self, data: list[Datum], at_once: bool = False) -> None:
+        """Learn data with those that wait, or let them wait too."""
+        waiting = [*self._waiting, *data]
+        # Fewer at first, so that predictions are soon useful.
+        enough = 0 if at_once else min(self.batch_size, max(self._num_learned, 1))
+        if waiting and len(waiting) >= enough:
+            self._learn(waiting)
+            self._num_learned += len(waiting)
+            waiting = []
+        self._waiting = waiting
+
+    def _as_target(self, y: Any) -> Any:
+        raise NotImplementedError
+
+    def _learn(self, data: list[Datum]) -> None:
+        """Learn the waiting data, atomically."""
+        raise NotImplementedError
+
+    def _seen(self, rows: list[Row]) -> Columns:
+        """The columns after new data; no new ones where a kernel was passed."""
+        grow = self.kernel is None or not self._columns.names
+        columns = self._columns.seen(rows, grow=grow)
+        if not columns.names:
+            raise ShapeError(
+                "The first datum has no features; expected at least one number."
+            )
+        if not grow and not self._warned:
+            known = set(columns.names)
+            extra = {str(name) for row in rows for name in row if name not in known}
+            if extra:
+                warn(
+                    f"The features {', '.join(sorted(extra))} are ignored: your kernel "
+                    f"is for {', '.join(map(str, columns.names))}. Use kernel=None if "
+                    "features appear later. This warning is shown once.",
+                    StreamingGPWarning,
+                )
+                self._warned = True
+        return columns
+
+    def _make_model(
+        self,
+        num_dims: int,
+        likelihood: Likelihood | None = None,
+        batch_shape: torch.Size = torch.Size(),
+    ) -> StreamingGP:
+        return make_model(
+            num_dims,
+            likelihood,
+            batch_shape,
+            kernel=self.kernel,
+            num_inducing=self.num_inducing,
+            memory_size=self.memory_size,
+        )
+
+    def _widened(self, model: StreamingGP, columns: Columns, x: Array) -> StreamingGP:
+        """The model with new columns, for features that were constant so far."""
+        known = len(self._columns.names)
+        if len(columns.names) == known:
+            return model
+        wider = self._make_model(
+            len(columns.names), model.likelihood, model.batch_shape
+        )
+        column = columns.fill[known:]
+        spread = np.abs(x[:, known:] - column).max(0)
+        size = np.where(column == 0, 1.0, np.abs(column))
+        lengthscale = np.where(spread > 0, spread, size)
+        return widen(
+            model, wider, as_tensor(column, wider), as_tensor(lengthscale, wider)
+        )
+
+    def _update(self, model: StreamingGP, x: Array, y: Any) -> None:
+        options = checked_options(self.options or _DEFAULTS)
+        learn(model, as_tensor(x, model), as_tensor(y, model), options)
+
 
 @names_keywords
-class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
+@dataclass(eq=False, repr=False)
+class StreamingGPRegressor(_StreamingGP, base.MiniBatchRegressor):
     """Gaussian process regression on a stream of dictionaries.
 
     Features need no scaling; behind a scaler that goes on learning the model is a
@@ -88,37 +261,14 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
 
     _calibration = Calibration()  # of intervals; replaced, never changed
 
-    def learn_one(self, x: dict[Hashable, Any], y: float) -> None:
-        """Learn a datum, or let it wait until there are ``batch_size`` of them.
-
-        Args:
-            x: Features.
-            y: Target.
-        """
-        row, target = as_row(x), self._as_target(y)
-        calibration = self._checked_against([row], [target])
-        super().learn_one(row, target)
+    def _take(self, data: list[Datum], at_once: bool = False) -> None:
+        calibration = self._calibration
+        if self._model is not None:
+            mean, std = self._predict([row for row, _ in data])
+            distances = np.abs([y for _, y in data] - mean) / std
+            calibration = calibration.seen(distances.tolist())
+        super()._take(data, at_once)
         self._calibration = calibration
-
-    def learn_many(self, X: Any, y: Any) -> None:
-        """Learn a batch, and what waits, in one update.
-
-        Args:
-            X: Data frame of features.
-            y: Series of targets.
-        """
-        rows, targets = as_rows(into_frame(X)), [self._as_target(t) for t in y]
-        calibration = self._checked_against(rows, targets)
-        super().learn_many(X, y)
-        self._calibration = calibration
-
-    def _checked_against(self, rows: list[Row], targets: list[float]) -> Calibration:
-        """The calibration after targets that were not learned yet."""
-        if self._model is None or len(rows) != len(targets):
-            return self._calibration
-        mean, std = self._predict(rows)
-        distances = np.abs(np.array(targets) - mean) / std.clip(_TINY)
-        return self._calibration.seen(distances.tolist())
 
     def _as_target(self, y: Any) -> float:
         try:
@@ -129,7 +279,7 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
             raise NonFiniteError(f"y is {target}; expected a finite number.")
         return target
 
-    def _learn(self, data: list[tuple[Row, Any]]) -> None:
+    def _learn(self, data: list[Datum]) -> None:
         rows = [row for row, _ in data]
         columns = self._seen(rows)
         x = columns.place(rows)
@@ -184,7 +334,7 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
             A series of means.
         """
         frame = into_frame(X)
-        mean, _ = self._predict(as_rows(frame))
+        mean, _ = self._predict(_as_rows(frame))
         return to_native_series(mean, name=None, like=frame)
 
     def _predict(self, rows: list[Row]) -> tuple[Array, Array]:
@@ -200,9 +350,6 @@ class StreamingGPRegressor(StreamingEstimator, base.MiniBatchRegressor):
         return as_array(mean), as_array(variance.sqrt())
 
 
-_TINY = 1e-300
-
-
 def _gaussian(mean: float, std: float) -> proba.Gaussian:
     """River's distribution, which is built from data: two are enough."""
     distribution = proba.Gaussian()
@@ -212,7 +359,8 @@ def _gaussian(mean: float, std: float) -> proba.Gaussian:
 
 
 @names_keywords
-class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
+@dataclass(eq=False, repr=False)
+class StreamingGPClassifier(_StreamingGP, base.MiniBatchClassifier):
     """Gaussian process classification on a stream of dictionaries.
 
     Labels need not be known in advance. Two classes use one function and a probit link.
@@ -224,7 +372,8 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
     :class:`StreamingGPRegressor`. Before the first datum there is no class to predict:
     probabilities are empty and the label is ``None``.
 
-    The arguments are those of :class:`StreamingGPRegressor`.
+    The arguments are those of :class:`StreamingGPRegressor`; ``batch_size`` is 10 by
+    default.
 
     Example:
         >>> from torch_ssgp.river import StreamingGPClassifier
@@ -239,21 +388,12 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
         True
     """
 
-    def __init__(
-        self,
-        kernel: Kernel | None = None,
-        num_inducing: int = 100,
-        memory_size: int | None = None,
-        options: UpdateOptions | None = None,
-        batch_size: int = 10,
-        absent: float | None = None,
-        from_memory: bool | None = None,
-    ) -> None:
-        super().__init__(
-            kernel, num_inducing, memory_size, options, batch_size, absent, from_memory
-        )
+    batch_size: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._classes: tuple[Hashable, ...] = ()
-        self._recent: list[tuple[Row, Any]] = []  # what a new class is learned from
+        self._recent: list[Datum] = []  # what a new class is learned from
 
     @property
     def classes(self) -> tuple[Hashable, ...]:
@@ -264,18 +404,9 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
     def _multiclass(self) -> bool:
         return True
 
-    def learn_one(self, x: dict[Hashable, Any], y: Hashable) -> None:
-        """Learn a datum, or let it wait; one of a new class does not wait.
-
-        Args:
-            x: Features.
-            y: Label.
-        """
-        row, label = as_row(x), self._as_target(y)
-        if label in self._classes:
-            super().learn_one(row, label)
-        else:
-            self._learn_now([*self._waiting, (row, label)])
+    def _take(self, data: list[Datum], at_once: bool = False) -> None:
+        is_new = any(label not in self._classes for _, label in data)
+        super()._take(data, at_once or is_new)
 
     def _as_target(self, y: Any) -> Hashable:
         if y is None or (isinstance(y, float) and math.isnan(y)):
@@ -284,33 +415,21 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
             raise DtypeError(f"y is {check.kind_of(y)}; expected a label.")
         return y
 
-    def _learn(self, data: list[tuple[Row, Any]]) -> None:
+    def _learn(self, data: list[Datum]) -> None:
         columns = self._seen([row for row, _ in data])
         classes = tuple(dict.fromkeys((*self._classes, *(y for _, y in data))))
         capacity = check.check_memory_size(self.memory_size, self.num_inducing)
-        model = self._model
+        model, recent = self._model, [*self._recent, *data]
         if len(classes) > max(len(self._classes), 1):
-            model = self._make_model(
-                len(columns.names), *class_likelihood(len(classes))
-            )
-            self._tell(model, columns, classes, [*self._recent, *data])
-        elif model is not None:
-            x = columns.place([row for row, _ in data])
-            model = self._widened(model, columns, x)
-            self._tell(model, columns, classes, data)
-        self._recent = [*self._recent, *data][-capacity:]
-        self._model, self._columns, self._classes = model, columns, classes
-
-    def _tell(
-        self,
-        model: StreamingGP,
-        columns: Columns,
-        classes: tuple[Hashable, ...],
-        data: list[tuple[Row, Any]],
-    ) -> None:
-        numbers = {label: k for k, label in enumerate(classes)}
+            likelihood = class_likelihood(len(classes))
+            model, data = self._make_model(len(columns.names), *likelihood), recent
         x = columns.place([row for row, _ in data])
-        self._update(model, x, [numbers[y] for _, y in data])
+        if model is not None:
+            if model is self._model:
+                model = self._widened(model, columns, x)
+            self._update(model, x, [classes.index(y) for _, y in data])
+        self._recent = recent[-capacity:]
+        self._model, self._columns, self._classes = model, columns, classes
 
     def predict_proba_one(
         self, x: dict[Hashable, Any], **kwargs: Any
@@ -334,7 +453,7 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
             A data frame with one column per label.
         """
         frame = into_frame(X)
-        probabilities = self._predict(as_rows(frame))
+        probabilities = self._predict(_as_rows(frame))
         return to_native_frame(
             dict(zip(self._classes, probabilities.T, strict=True)), like=frame
         )
@@ -345,10 +464,11 @@ class StreamingGPClassifier(StreamingEstimator, base.MiniBatchClassifier):
         Args:
             X: Data frame of features.
 
-        Returns: A series of labels; all ``None`` before the first datum.
+        Returns:
+            A series of labels; all ``None`` before the first datum.
         """
         frame = into_frame(X)
-        rows = as_rows(frame)
+        rows = _as_rows(frame)
         labels: list[Any] = [None] * len(rows)
         if self._classes:
             best = self._predict(rows).argmax(-1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import Any, Self
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import Mean
 
 from torch_ssgp import validation as check
@@ -47,32 +47,19 @@ __all__ = ["StreamingGPClassifier", "StreamingGPRegressor"]
 _OPTION = "options__"  # before the name of a field of the options
 
 
+@dataclass(eq=False, repr=False)
 class _StreamingGP(BaseEstimator):
     """What regressor and classifier share: the model, and how it gets its data."""
 
-    model_: StreamingGP
-    result_: UpdateResult
-
-    def __init__(
-        self,
-        kernel: Kernel | None = None,
-        *,
-        mean: Mean | None = None,
-        num_inducing: int = 100,
-        memory_size: int | None = None,
-        inducing_policy: InducingPolicy | None = None,
-        options: UpdateOptions | None = None,
-        from_memory: bool | None = None,
-        device: str | torch.device | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.mean = mean
-        self.num_inducing = num_inducing
-        self.memory_size = memory_size
-        self.inducing_policy = inducing_policy
-        self.options = options
-        self.from_memory = from_memory
-        self.device = device
+    kernel: Kernel | None = None
+    _: KW_ONLY
+    mean: Mean | None = None
+    num_inducing: int = 100
+    memory_size: int | None = None
+    inducing_policy: InducingPolicy | None = None
+    options: UpdateOptions | None = None
+    from_memory: bool | None = None
+    device: str | torch.device | None = None
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name; with ``deep``, the fields of ``options`` too.
@@ -83,11 +70,11 @@ class _StreamingGP(BaseEstimator):
         params = super().get_params(deep)
         options = UpdateOptions() if self.options is None else self.options
         if deep and isinstance(options, UpdateOptions):
-            for field in fields(options):
-                params[_OPTION + field.name] = getattr(options, field.name)
+            for each in fields(options):
+                params[_OPTION + each.name] = getattr(options, each.name)
         return params
 
-    def set_params(self, **params: Any) -> _StreamingGP:
+    def set_params(self, **params: Any) -> Self:
         """Set parameters by name, such as ``options__num_steps``.
 
         Args:
@@ -103,34 +90,62 @@ class _StreamingGP(BaseEstimator):
             self.options = resolve(self.options, None, nested)
         return self
 
-    def _make_model(
-        self, num_dims: int, likelihood: Any, batch_shape: torch.Size
-    ) -> StreamingGP:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Discard what was learned before, and learn from these data.
+
+        Args:
+            X: ``(n, d)`` array or data frame.
+            y: ``(n,)`` targets, or labels of two classes at least. Several targets are
+                ``(n, targets)``.
+            sample_weight: ``(n,)``, powers of the likelihoods of rows.
+
+        Returns:
+            Itself.
+        """
+        return self._learn(X, y, sample_weight, first=True)
+
+    def _learn(
+        self, X: Any, y: Any, sample_weight: Any, *, first: bool, classes: Any = None
+    ) -> Self:
+        with _all_or_nothing(self):
+            X, y = self._checked(X, y, first)
+            X, y, weight = _weighted(X, y, sample_weight)
+            model = self._new_model(X, y, classes) if first else self.model_
+            x, y = as_tensor(X, model), as_tensor(self._as_targets(y, model), model)
+            weight = None if weight is None else as_tensor(weight, model)
+            options = checked_options(self.options)
+            self.result_: UpdateResult = learn(model, x, y, options, weight=weight)
+            self.model_: StreamingGP = model
+        return self
+
+    def _new_model(self, X: Array, y: Array, classes: Any) -> StreamingGP:
         check.check_from_memory(self.from_memory)
+        likelihood, batch_shape = self._likelihood(y, classes)
         return make_model(
-            num_dims,
+            X.shape[1],
+            likelihood,
+            batch_shape,
             kernel=self.kernel,
-            likelihood=likelihood,
             mean=self.mean,
             num_inducing=self.num_inducing,
             memory_size=self.memory_size,
             inducing_policy=self.inducing_policy,
-            batch_shape=batch_shape,
             device=self.device,
         )
 
-    def _update(
-        self, model: StreamingGP, X: Array, y: Array, weight: Array | None
-    ) -> None:
-        """Learn on a copy, then keep it as the model."""
-        result = learn(
-            model,
-            as_tensor(X, model),
-            as_tensor(y, model),
-            checked_options(self.options),
-            weight=None if weight is None else as_tensor(weight, model),
-        )
-        self.model_, self.result_ = model, result
+    def _checked(self, X: Any, y: Any, first: bool) -> tuple[Array, Array]:
+        """Data that scikit-learn finds nothing wrong with."""
+        raise NotImplementedError
+
+    def _likelihood(
+        self, y: Array, classes: Any
+    ) -> tuple[Likelihood | None, torch.Size]:
+        """The likelihood of a new model, and its batch shape."""
+        raise NotImplementedError
+
+    def _as_targets(self, y: Array, model: StreamingGP) -> Array:
+        """Targets as the model takes them."""
+        raise NotImplementedError
 
     def _inputs(self, X: Any) -> torch.Tensor:
         check_is_fitted(self, "model_")
@@ -180,6 +195,7 @@ def _weighted(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Any
 
 
 @names_keywords
+@dataclass(eq=False, repr=False)
 class StreamingGPRegressor(RegressorMixin, _StreamingGP):
     r"""Gaussian process regression that keeps learning.
 
@@ -229,30 +245,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         True
     """
 
-    def __init__(
-        self,
-        kernel: Kernel | None = None,
-        *,
-        mean: Mean | None = None,
-        likelihood: GaussianLikelihood | None = None,
-        num_inducing: int = 100,
-        memory_size: int | None = None,
-        inducing_policy: InducingPolicy | None = None,
-        options: UpdateOptions | None = None,
-        from_memory: bool | None = None,
-        device: str | torch.device | None = None,
-    ) -> None:
-        super().__init__(
-            kernel,
-            mean=mean,
-            num_inducing=num_inducing,
-            memory_size=memory_size,
-            inducing_policy=inducing_policy,
-            options=options,
-            from_memory=from_memory,
-            device=device,
-        )
-        self.likelihood = likelihood
+    likelihood: GaussianLikelihood | None = field(default=None, kw_only=True)
 
     def __sklearn_tags__(self) -> Any:
         """Several targets are supported."""
@@ -260,24 +253,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         tags.target_tags.multi_output = True
         return tags
 
-    # -- learning -------------------------------------------------------------------
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StreamingGPRegressor:
-        """Discard what was learned before, and learn from these data.
-
-        Args:
-            X: ``(n, d)`` array or data frame.
-            y: ``(n,)`` or ``(n, targets)``.
-            sample_weight: ``(n,)``, powers of the likelihoods of rows.
-
-        Returns:
-            Itself.
-        """
-        return self._learn(X, y, sample_weight, first=True)
-
-    def partial_fit(
-        self, X: Any, y: Any, sample_weight: Any = None
-    ) -> StreamingGPRegressor:
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Continue with these data; the first call starts a model.
 
         Args:
@@ -290,44 +266,30 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         """
         return self._learn(X, y, sample_weight, first=not hasattr(self, "model_"))
 
-    def _learn(
-        self, X: Any, y: Any, sample_weight: Any, *, first: bool
-    ) -> StreamingGPRegressor:
-        with _all_or_nothing(self):
-            X, y = validate_data(
-                self,
-                X,
-                y,
-                reset=first,
-                dtype=np.float64,
-                multi_output=True,
-                y_numeric=True,
-            )
-            if y.shape[1:] == (1,):  # as GaussianProcessRegressor
-                y = y[:, 0]
-            X, y, weight = _weighted(X, y, sample_weight)
-            batch_shape = torch.Size(y.shape[1:])
-            if first:
-                if self.likelihood is not None:
-                    check.check_module(
-                        self.likelihood,
-                        "likelihood",
-                        GaussianLikelihood,
-                        "GaussianLikelihood(); for others use StreamingGP itself",
-                    )
-                model = self._make_model(X.shape[1], self.likelihood, batch_shape)
-            else:
-                model = self.model_
-                if model.batch_shape != batch_shape:
-                    raise ValueError(
-                        f"y has shape {y.shape}; expected "
-                        f"{(len(X), *model.batch_shape)}, the targets of the first "
-                        "call. Call fit to start over."
-                    )
-            self._update(model, X, np.moveaxis(y, 0, -1), weight)
-        return self
+    def _checked(self, X: Any, y: Any, first: bool) -> tuple[Array, Array]:
+        kinds = {"dtype": np.float64, "multi_output": True, "y_numeric": True}
+        X, y = validate_data(self, X, y, reset=first, **kinds)
+        return X, y[:, 0] if y.shape[1:] == (1,) else y  # as GaussianProcessRegressor
 
-    # -- predicting -----------------------------------------------------------------
+    def _likelihood(
+        self, y: Array, classes: Any
+    ) -> tuple[Likelihood | None, torch.Size]:
+        if self.likelihood is not None:
+            check.check_module(
+                self.likelihood,
+                "likelihood",
+                GaussianLikelihood,
+                "GaussianLikelihood(); for others use StreamingGP itself",
+            )
+        return self.likelihood, torch.Size(y.shape[1:])
+
+    def _as_targets(self, y: Array, model: StreamingGP) -> Array:
+        if model.batch_shape != y.shape[1:]:
+            raise ValueError(
+                f"y has shape {y.shape}; expected {(len(y), *model.batch_shape)}, the "
+                "targets of the first call. Call fit to start over."
+            )
+        return np.moveaxis(y, 0, -1)
 
     def predict(
         self,
@@ -402,6 +364,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
 
 
 @names_keywords
+@dataclass(eq=False, repr=False)
 class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
     """Gaussian process classification that keeps learning.
 
@@ -440,26 +403,9 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
         True
     """
 
-    classes_: Array
-
-    # -- learning -------------------------------------------------------------------
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StreamingGPClassifier:
-        """Discard what was learned before, and learn from these data.
-
-        Args:
-            X: ``(n, d)`` array or data frame.
-            y: ``(n,)`` labels, of two classes at least.
-            sample_weight: ``(n,)``, powers of the likelihoods of rows.
-
-        Returns:
-            Itself.
-        """
-        return self._learn(X, y, None, sample_weight, first=True)
-
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
-    ) -> StreamingGPClassifier:
+    ) -> Self:
         """Continue with these data; the first call starts a model.
 
         Args:
@@ -483,31 +429,25 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
                     f"classes is {classes!r}; it is not the same as on the last call "
                     f"to partial_fit, which had {self.classes_!r}."
                 )
-        return self._learn(X, y, classes, sample_weight, first=first)
+        return self._learn(X, y, sample_weight, first=first, classes=classes)
 
-    def _learn(
-        self, X: Any, y: Any, classes: Any, sample_weight: Any, *, first: bool
-    ) -> StreamingGPClassifier:
-        with _all_or_nothing(self):
-            X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
-            check_classification_targets(y)
-            X, y, weight = _weighted(X, y, sample_weight)
-            if first:
-                self.classes_ = np.unique(y if classes is None else classes)
-                if len(self.classes_) < 2:
-                    raise ValueError(
-                        "The number of classes has to be greater than one; got "
-                        f"{len(self.classes_)} class."
-                    )
-                model = self._make_model(
-                    X.shape[1], *class_likelihood(len(self.classes_))
-                )
-            else:
-                model = self.model_
-            self._update(model, X, self._as_numbers(y), weight)
-        return self
+    def _checked(self, X: Any, y: Any, first: bool) -> tuple[Array, Array]:
+        X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
+        check_classification_targets(y)
+        return X, y
 
-    def _as_numbers(self, y: Array) -> Array:
+    def _likelihood(
+        self, y: Array, classes: Any
+    ) -> tuple[Likelihood | None, torch.Size]:
+        self.classes_: Array = np.unique(y if classes is None else classes)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                "The number of classes has to be greater than one; got "
+                f"{len(self.classes_)} class."
+            )
+        return class_likelihood(len(self.classes_))
+
+    def _as_targets(self, y: Array, model: StreamingGP) -> Array:
         """Labels as their places in ``classes_``."""
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
@@ -516,8 +456,6 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
                 f"{self.classes_.tolist()}. Pass all classes at the first call."
             )
         return np.searchsorted(self.classes_, y)
-
-    # -- predicting -----------------------------------------------------------------
 
     def predict_proba(self, X: Any) -> Array:
         """Probabilities of all classes, in the order of ``classes_``.
