@@ -2,7 +2,8 @@
 
     python scripts/benchmark.py frontier --data-dir DIR --workers 2    hours
     python scripts/benchmark.py frontier --streams elevators --seeds 1
-    python scripts/benchmark.py frontier --draw                        the picture alone
+    python scripts/benchmark.py frontier --estimate    what is missing, in CPU minutes
+    python scripts/benchmark.py frontier --draw        the pictures alone
 
 Every method is run at several sizes: numbers of inducing points, points of a window,
 data of a local expert, passes over all data. Batch SGPR climbs to a plateau with
@@ -17,9 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -27,7 +27,7 @@ from matplotlib import pyplot
 
 from workbench import runner
 from workbench.common import bench_parser, positive, save
-from workbench.results import Jobs, Row, Table, header, read
+from workbench.results import Jobs, Key, Row, Table, header, read
 from workbench.runner import (
     BATCH,
     EXPERTS,
@@ -53,36 +53,32 @@ STREAMS = (
     "protein",
 )
 INDUCING = (50, 100, 200, 400, 800)
-CLOSE = 1.3  # times the error of the frontier
 
 
-@dataclass(frozen=True)
-class Line:
-    """How a method is run and drawn.
+class Line(NamedTuple):
+    """How a method is run and drawn, and what it costs about."""
 
-    Attributes:
-        sizes: Of inducing points, or what it has in their place.
-        color: Of its line.
-        marker: Of its points.
-        at_most: Its largest size on the longest streams, to save hours.
-    """
-
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # of inducing points, or what it has in their place
     color: str
     marker: str
-    at_most: int = 800
+    ms: float  # of the processor for a datum, at 200 inducing points
+    power: float  # of the size that it costs
+    at_most: int = 800  # its largest size on the longest streams, to save hours
 
 
 LINES = {
-    OURS: Line(INDUCING, "C3", "o"),
-    MOVING: Line(INDUCING, "C6", "s", at_most=400),
-    POINTS: Line((100, 200, 400), "C1", "D", at_most=200),
-    PAPER: Line(INDUCING, "C9", "v", at_most=400),
-    BATCH: Line(INDUCING, "0.35", "x", at_most=400),
-    MINIBATCHES: Line(INDUCING, "C2", "^", at_most=400),
-    WINDOW: Line((500, 1_000, 2_000), "C0", "P", at_most=1_000),
-    EXPERTS: Line((100, 200, 400), "C4", "*"),
+    OURS: Line(INDUCING, "C3", "o", 2.0, 1.5),
+    MOVING: Line(INDUCING, "C6", "s", 5.0, 1.5, 400),
+    POINTS: Line((100, 200, 400), "C1", "D", 5.0, 1.0, 200),
+    PAPER: Line(INDUCING, "C9", "v", 4.0, 1.3, 400),
+    BATCH: Line(INDUCING, "0.35", "x", 10.0, 1.5, 400),
+    MINIBATCHES: Line(INDUCING, "C2", "^", 8.0, 1.5, 400),
+    WINDOW: Line((500, 1_000, 2_000), "C0", "P", 0.1, 2.0, 1_000),
+    EXPERTS: Line((100, 200, 400), "C4", "*", 0.4, 0.5),
 }
+LENGTHS = {"TrumpApproval": 800, "ChickWeights": 460, "audio": 9_000, "kin40k": 36_000}
+LENGTHS |= {"pseudo-periodic": 12_000, "terrain": 10_000, "elevators": 14_940}
+LENGTHS |= {"bike": 15_640, "protein": 41_160}  # data that are learned
 LONG = ("elevators", "bike", "kin40k", "protein")
 OF_OURS = (OURS, MOVING, POINTS)
 COSTS = {"cpu_seconds": "CPU seconds, learning", "bytes": "bytes kept"}
@@ -98,6 +94,18 @@ def jobs(on: Setting, streams: Iterable[str], seeds: int, tiny: bool) -> Jobs:
             sizes = sizes[:1] if tiny else sizes
             found |= runner.jobs(on, [name], [method], sizes, [0], seeds)
     return dict(sorted(found.items(), key=lambda job: job[0][2]))
+
+
+def estimate(keys: Iterable[Key], rows: Iterable[Row]) -> dict[str, float]:
+    """CPU minutes by stream: measured at this or another version, or guessed."""
+    took = {tuple(row[name] for name in runner.NAMES): row["took"] for row in rows}
+    found: dict[str, float] = {}
+    for key in keys:
+        name, method, m = key[:3]
+        line = LINES[method]
+        guess = 1e-3 * LENGTHS[name] * line.ms * (m / 200) ** line.power
+        found[name] = found.get(name, 0.0) + took.get(key, guess) / 60
+    return found
 
 
 # -------------------------------------------------------------------------- the table
@@ -218,6 +226,7 @@ def main(arguments: list[str]) -> None:
     parser = bench_parser(__doc__, "data/frontier.json")
     parser.add_argument("--streams", nargs="+", choices=STREAMS, default=STREAMS)
     parser.add_argument("--seeds", type=positive, default=3, help="(3)")
+    parser.add_argument("--estimate", action="store_true", help="run nothing")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     chosen = parser.parse_args(arguments)
     if not chosen.draw:
@@ -226,6 +235,16 @@ def main(arguments: list[str]) -> None:
         made = header(budget=on.budget._asdict(), quick=chosen.quick)
         todo = jobs(on, chosen.streams, chosen.seeds, chosen.quick)
         rows = Table(chosen.out, runner.NAMES, made)
+        before = rows.rows()
+        missing = [k for k in todo if k not in before or not rows.stays(before[k])]
+        minutes = {} if chosen.quick else estimate(missing, before.values())
+        for name, each in minutes.items():
+            print(f"{name:16} about {each:6.1f} CPU minutes")
+        print(
+            f"{len(missing)} of {len(todo)} rows, {sum(minutes.values()):.0f} minutes"
+        )
+        if chosen.estimate:
+            return
         rows.run(todo, again=chosen.again, workers=chosen.workers)
     figures = chosen.out.parents[1] / "figures"
     draw(read(chosen.out).rows, figures / "frontier.png")

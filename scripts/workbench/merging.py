@@ -52,12 +52,12 @@ def site_row(
     """One model of a whole stream, or three that were merged."""
     stream = stream_of(name, Asked(seed, 0, data_dir))
     stream = small(stream) if quick else stream
-    sites, start = [], time.process_time()
-    for batches in parts_of(stream, how):
-        site = Streaming(stream.x_test.size(-1), 20 if quick else INDUCING)
+    parts, start = parts_of(stream, how), time.process_time()
+    size = stream.x_test.size(-1), 20 if quick else INDUCING
+    sites = [Streaming(*size) for _ in parts]
+    for site, batches in zip(sites, parts, strict=True):
         for x, y in batches:
             site.update(x, y)
-        sites.append(site)
     merging = time.process_time()
     if method != ALL:
         learns = {"learn_hyperparameters": method == LEARNED}

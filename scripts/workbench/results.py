@@ -40,19 +40,14 @@ DIGITS = 6
 
 
 class Contents(NamedTuple):
-    """What a file holds: its header and its rows."""
+    """What a file holds."""
 
     header: Row
     rows: list[Row]
 
 
 def header(*, others: Sequence[str] = (), **settings: Any) -> Row:
-    """What made a file: versions, threads and settings.
-
-    Args:
-        others: Packages whose version matters as well.
-        settings: Whatever else the rows depend on.
-    """
+    """What made a file: versions, also of other packages, threads and settings."""
     versions = {name: version(name) for name in (*PACKAGES[:3], *others)}
     return {**versions, "threads": torch.get_num_threads(), **settings}
 
@@ -111,20 +106,14 @@ class Table:
     """Rows with names in a file, which runs add to.
 
     Rows in the file are not run again, so a run can be interrupted and resumed, and
-    several processes can share a file.
-
-    Args:
-        path: The file.
-        names: The columns that name a row; where a row has none of them, ``None``.
-        header: What the file begins with from now on.
-        digits: Significant digits of floats, if not the usual ones.
+    several processes can share a file. ``names`` are the columns that name a row.
     """
 
     def __init__(
-        self, path: Path, names: Sequence[str], header: Row, digits: int | None = None
+        self, path: Path, names: Sequence[str], header: Row, digits: int = DIGITS
     ) -> None:
         self.path, self.names, self.header = path, tuple(names), header
-        self.digits = digits or DIGITS
+        self.digits = digits
 
     def key(self, row: Row) -> Key:
         """The names of a row."""
@@ -152,13 +141,8 @@ class Table:
         """All rows, after those that were missing were made.
 
         Rows of another version are made again, references apart. A row also has the
-        seconds of the processor that it ``took``.
-
-        Args:
-            jobs: What makes the rows; partials of functions at the top of a module, if
-                there are several workers.
-            again: Whether to replace rows that are there.
-            workers: Processes, each on one thread.
+        seconds of the processor that it ``took``. Workers are processes, each on one
+        thread: for them jobs are partials of functions at the top of a module.
         """
         self.check_settings()
         done = set() if again else {k for k, r in self.rows().items() if self.stays(r)}

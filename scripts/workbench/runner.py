@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,21 +47,13 @@ GIVEN = 1_000  # data that hyperparameters are learned from, where they are give
 
 
 class Budget(NamedTuple):
-    """How much work every method gets.
+    """How much work every method gets, at most."""
 
-    Attributes:
-        steps: Adam steps a batch, at most.
-        gp_steps: L-BFGS steps a batch of an exact GP, whose few parameters carry over.
-        batch_steps: Evaluations of the bound by the batch model, at most.
-        window: Points of the windowed models, at most.
-        epochs: Passes of minibatches over all data.
-    """
-
-    steps: int = 100
-    gp_steps: int = 10
-    batch_steps: int = MAX_STEPS
-    window: int = 3_000
-    epochs: int = 30
+    steps: int = 100  # of Adam, a batch
+    gp_steps: int = 10  # of L-BFGS, a batch of an exact GP
+    batch_steps: int = MAX_STEPS  # evaluations of the bound by the batch model
+    window: int = 3_000  # points of the windowed models
+    epochs: int = 30  # passes of minibatches over all data
 
 
 TINY = Budget(5, 3, 10, 100, 2)
@@ -73,10 +65,6 @@ OURS, POINTS, PAPER = "streaming", "streaming, single points", "the paper's form
 TWICE, MOVING = "streaming, 2M points", "streaming, moving points"
 BATCH, MINIBATCHES, EXPERTS = "batch SGPR", "SVGP, minibatches", "local experts"
 WINDOW, WINDOWED = "windowed GP", "windowed SGPR"
-POLICIES = {
-    f"streaming, {policy.__name__}": policy
-    for policy in (GreedyInformation, GreedyVariance, KeepOld, RandomReplace)
-}
 RATES = (0.001, 0.01, 0.1)
 Make = Callable[[Stream, int, Budget], Method]
 
@@ -104,12 +92,15 @@ def given_experts(stream: Stream, num: int, b: Budget) -> LocalExperts:
     return LocalExperts(exact.model, num)
 
 
+def ours(stream: Stream, num: int, b: Budget, **options: Any) -> Streaming:
+    """With options of updates."""
+    return Streaming(dims(stream), num, {"num_steps": b.steps, **options})
+
+
 METHODS: dict[str, Make] = {
-    OURS: lambda s, m, b: Streaming(dims(s), m, {"num_steps": b.steps}),
-    TWICE: lambda s, m, b: Streaming(dims(s), 2 * m, {"num_steps": b.steps}),
-    MOVING: lambda s, m, b: Streaming(
-        dims(s), m, {"num_steps": b.steps, "learn_inducing_points": True}
-    ),
+    OURS: ours,
+    TWICE: lambda s, m, b: ours(s, 2 * m, b),
+    MOVING: lambda s, m, b: ours(s, m, b, learn_inducing_points=True),
     POINTS: lambda s, m, b: SinglePoints(dims(s), m, {"num_steps": b.steps}),
     PAPER: lambda s, m, b: PaperForm(dims(s), m, num_steps=b.steps),
     WINDOW: lambda s, m, b: WindowedGP(
@@ -125,10 +116,10 @@ METHODS: dict[str, Make] = {
         for rate in RATES
     },
     **{
-        name: lambda s, m, b, policy=policy: Streaming(
+        f"{OURS}, {policy.__name__}": lambda s, m, b, policy=policy: Streaming(
             dims(s), m, {"num_steps": b.steps}, inducing_policy=policy()
         )
-        for name, policy in POLICIES.items()
+        for policy in (GreedyInformation, GreedyVariance, KeepOld, RandomReplace)
     },
     BATCH: lambda s, m, b: BatchSGPR(dims(s), m, num_steps=b.batch_steps),
     MINIBATCHES: lambda s, m, b: Minibatches(dims(s), m, epochs=b.epochs),
