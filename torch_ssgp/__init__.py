@@ -30,9 +30,7 @@ paper, and goes on as rows of the same data set. Data flow through the package o
 ``advice.py``                warnings of an update, once for each cause
 ``atomic.py``                atomic changes of modules
 ``likelihoods.py``           what an update needs from a likelihood
-``merging.py``               ``merge``: several models into one
-``parts.py``                 what each of them saw
-``branching.py``             ``branch``: copies that can be merged again
+``merging.py``               ``branch`` copies a model, ``merge`` joins several
 ``distributed.py``           one stream over many processes
 ``indexing.py``              ``model[i]``: one stream of a batch
 ``multioutput.py``           several outputs as a batch of streams
@@ -58,7 +56,6 @@ paper, and goes on as rows of the same data set. Data flow through the package o
 from importlib.metadata import version as _version
 
 from torch_ssgp import exceptions, settings
-from torch_ssgp.branching import branch
 from torch_ssgp.inducing import (
     AdaptiveBudget,
     AllocatorPolicy,
@@ -70,7 +67,7 @@ from torch_ssgp.inducing import (
     RandomReplace,
 )
 from torch_ssgp.memory import Memory
-from torch_ssgp.merging import merge
+from torch_ssgp.merging import branch, merge
 from torch_ssgp.mlls import StreamingELBO
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.multioutput import MultiOutputGP

@@ -12,10 +12,10 @@ Only these steps are divided, ``n m²`` operations each. What happens once per u
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import fields, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -40,9 +40,7 @@ from torch_ssgp.update.sharding import Team
 from torch_ssgp.update.state import Known, Learned, Limits, recall
 from torch_ssgp.update.walk import update as learn_alone
 
-Problem = tuple[str, str]  # name and message of an error
-
-INPUTS, NOISE = "number of inputs", "use of noise"  # known where a shard has data
+# Options that must be the same on all ranks.
 NAMES = [field.name for field in fields(UpdateOptions)]
 SHARED = [name for name in NAMES if name not in ("progress", "callback")]
 
@@ -113,11 +111,7 @@ class DistributedStreamingGP(nn.Module):
             raise ArgumentError(
                 "The ranks have different models. Build the same one on every rank."
             )
-        same = self.ranks.agree(list(state.values()))
-        state.update(zip(state, same, strict=True))
-        self.module.load_state_dict(state)
-
-    # -- predicting -------------------------------------------------------------------
+        self.module.load_state_dict(self.ranks.agree(state))
 
     def forward(self, x: Tensor, from_memory: bool | None = None) -> Any:
         """Latent posterior at ``x``, as :meth:`StreamingGP.forward`.
@@ -137,8 +131,6 @@ class DistributedStreamingGP(nn.Module):
             **options: As there.
         """
         return self.module.predict(x, noise, **options)
-
-    # -- learning ---------------------------------------------------------------------
 
     def update(
         self,
@@ -171,10 +163,9 @@ class DistributedStreamingGP(nn.Module):
         """
         core = self.module
         with core.locks.turn(core.device):
-            shard, chosen = self._checked(
+            data, chosen = self._gathered(
                 x_shard, y_shard, noise, lambda: resolve(options, learn, keywords)
             )
-            data = self._gathered(shard)
             is_divided = (
                 data.y.size(-1) >= self.shard_above
                 and likelihoods.is_gaussian(core.likelihood)
@@ -185,27 +176,32 @@ class DistributedStreamingGP(nn.Module):
                 chosen = replace(chosen, progress=False)
             return core.learn_from(data, chosen, self._walk(is_divided))
 
-    def _checked(
+    def _gathered(
         self,
         x: Tensor,
         y: Tensor,
         noise: Tensor | None,
         resolved: Callable[[], UpdateOptions],
     ) -> tuple[Data, UpdateOptions]:
-        """Shard and options, if they are valid and go together on all ranks."""
-        shard: Data | None = None
-        options, facts, problem = UpdateOptions(), {}, None
+        """The whole batch, in the order of ranks, and options, if all are valid."""
+        shard, options, problem = None, UpdateOptions(), None
+        facts: dict[str, Any] = {}
         try:
             options = resolved()
             check.check_tensor(x, "x_shard")
             check.check_tensor(y, "y_shard")
             for name in SHARED:
-                facts[f"option {name}"] = _plain(getattr(options, name))
+                value = getattr(options, name)
+                if isinstance(value, Tensor):
+                    value = (*value.shape, value.sum().item())
+                facts[f"option {name}"] = value
             if x.numel() and y.numel():
-                shard = self.module.check_data(x, y, noise)
-                if options.inducing_points is not None:
-                    self.module.check_inducing_points(options.inducing_points, shard.x)
-                facts |= {INPUTS: shard.x.size(-1), NOISE: noise is not None}
+                parts = self.module.check_data(x, y, noise)
+                # Of slices and expanded tensors torch would send all that they view.
+                more = (None if t is None else t.clone() for t in parts[2:])
+                shard = Data(parts.x.clone(), parts.y.clone(), *more)
+                facts["number of inputs"] = x.size(-1) if x.ndim > 1 else 1
+                facts["use of noise"] = noise is not None
             elif x.shape[:-1].numel() != 0 and y.numel() != 0:
                 raise ShapeError(
                     f"x_shard has shape {tuple(x.shape)} and y_shard "
@@ -213,31 +209,16 @@ class DistributedStreamingGP(nn.Module):
                 )
         except StreamingGPError as error:
             problem = _problem(error)
-        reports = self.ranks.everyones((problem, facts))
-        _raise_first([problem for problem, _ in reports], " No model was changed.")
-        together = _together([facts for _, facts in reports])
-        if shard is None:
-            y = self.module.no_data().y
-            x = y.new_zeros(*y.shape, together[INPUTS])
-            shard = Data(x, y, y if together[NOISE] else None)
-        return shard, options
-
-    def _gathered(self, shard: Data) -> Data:
-        """The whole batch, in the order of ranks."""
-        x, y, noise, weight, _ = shard
-        columns = {"y": y} if noise is None else {"y": y, "noise": noise}
-        if self.module.batch_shape:  # a shard with missing readings has weights
-            columns["weight"] = torch.ones_like(y) if weight is None else weight
-        parts = [value.expand(y.shape).unsqueeze(-1) for value in columns.values()]
-        packed = self.ranks.gather(torch.cat([x, *parts], -1).mT)
-        x, *parts = torch.cat(packed, -1).mT.split([x.size(-1)] + [1] * len(parts), -1)
-        found = zip(
-            columns, (part.squeeze(-1).contiguous() for part in parts), strict=True
-        )
-        whole = Data(x.contiguous(), **dict(found))
-        if whole.weight is not None and bool((whole.weight == 1).all()):
-            whole = whole._replace(weight=None)
-        return whole
+        reports = self.ranks.everyones((problem, facts, shard))
+        _raise_first([problem for problem, _, _ in reports], " No model was changed.")
+        _check_same([facts for _, facts, _ in reports])
+        shards = [shard for _, _, shard in reports if shard is not None]
+        if not shards:
+            raise ShapeError(
+                "The shards of all ranks are empty. Skip the update when nothing "
+                "arrived."
+            )
+        return reduce(Data.joined, shards), options
 
     def _walk(self, is_divided: bool) -> Callable[..., Learned]:
         """An update in which all ranks take over what the first one learned."""
@@ -267,48 +248,31 @@ class DistributedStreamingGP(nn.Module):
     @torch.no_grad()
     def _same(self, known: Known, learned: Learned, limits: Limits) -> Learned:
         """What the first rank learned; its factor is made anew, from the same bits."""
-        state, ascended, prior = learned.state, learned.ascended, learned.prior
-        own = [t for m in prior or () for t in (*m.parameters(), *m.buffers())]
-        tables = [state.buffers(limits.shared_noise)]
-        for each in (learned, ascended):
-            found = each._asdict().items()
-            tables.append({k: v for k, v in found if isinstance(v, Tensor)})
-        values = [*own, *(value for table in tables for value in table.values())]
-        same = iter(self.ranks.agree(values))
-        for tensor in own:
-            tensor.copy_(next(same))
-        # In the order in which they were packed.
-        new: list[dict[str, Any]] = [{k: next(same) for k in table} for table in tables]
-        memory, dtype = copy(known.memory), state.sunk.dtype
-        memory.replace(**new[0])
-        frozen = known.frozen
-        if prior is not None:
+        state, prior, *report = learned
+        own = None if prior is None else [module.state_dict() for module in prior]
+        jitter, buffers = state.jitter, state.buffers(limits.shared_noise)
+        jitter, buffers, own, report = self.ranks.agree((jitter, buffers, own, report))
+        memory, frozen, dtype = copy(known.memory), known.frozen, state.sunk.dtype
+        memory.replace(**buffers)
+        if own is None:
+            prior = None
+        else:
+            prior = prior or Prior(*map(deepcopy, known.prior))
+            for module, values in zip(prior, own, strict=True):
+                module.load_state_dict(values)
             frozen = Prior(*(freeze(module, dtype) for module in prior))
         known = known._replace(memory=memory, frozen=frozen, predictor=None)
         nothing = Data(state.data.x[..., :0, :], state.data.y[..., :0])
-        return learned._replace(
-            state=recall(known, nothing, limits)._replace(jitter=state.jitter),
-            ascended=ascended._replace(**new[2]),
-            **new[1],
-        )
+        state = recall(known, nothing, limits)._replace(jitter=jitter)
+        return Learned(state, prior, *report)
 
 
-# -- what ranks tell each other -------------------------------------------------------
-
-
-def _plain(value: Any) -> Any:
-    """An option in a form that can be compared across ranks."""
-    if isinstance(value, Tensor):
-        digest = hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes())
-        return (*value.shape, digest.hexdigest()[:8])
-    return value
-
-
-def _problem(error: Exception) -> Problem:
+def _problem(error: Exception) -> tuple[str, str]:
+    """Name and message of an error."""
     return type(error).__name__, str(error)
 
 
-def _raise_first(problems: Sequence[Problem | None], end: str = "") -> None:
+def _raise_first(problems: Sequence[tuple[str, str] | None], end: str = "") -> None:
     """Raise the error of one rank on all ranks."""
     for rank, problem in enumerate(problems):
         if problem is not None:
@@ -316,9 +280,8 @@ def _raise_first(problems: Sequence[Problem | None], end: str = "") -> None:
             raise kind(f"On rank {rank}: {problem[1]}{end}")
 
 
-def _together(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """The facts of all ranks, which must not differ where several know one."""
-    together: dict[str, Any] = {}
+def _check_same(reports: list[dict[str, Any]]) -> None:
+    """Raise if ranks differ in a fact that several of them know."""
     for name in dict.fromkeys(name for report in reports for name in report):
         given = {report[name] for report in reports if name in report}
         if len(given) > 1:
@@ -327,9 +290,3 @@ def _together(reports: list[dict[str, Any]]) -> dict[str, Any]:
                 f"{', '.join(map(str, sorted(given, key=str)))}. Pass the same on "
                 "every rank."
             )
-        (together[name],) = given
-    if INPUTS not in together:
-        raise ShapeError(
-            "The shards of all ranks are empty. Skip the update when nothing arrived."
-        )
-    return together

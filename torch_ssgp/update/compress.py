@@ -188,16 +188,10 @@ class Part(NamedTuple):
 def _parts(base: Base, past: PseudoObservations, num_raw: int) -> list[Part]:
     """What a branch inherited, and what it added."""
     count, share = base.past.g.size(-1), base.num_raw / max(num_raw, 1)
-    added = PseudoObservations(
-        past.U[..., count:, :],
-        past.g[..., count:],
-        past.rho - base.past.rho,
-        past.n - base.past.n,
-    )
     inherited = base.past._replace(U=past.U[..., :count, :], g=past.g[..., :count])
     return [
         Part(inherited, slice(0, base.num_raw), share),
-        Part(added, slice(base.num_raw, num_raw), 1 - share),
+        Part(base.added(past), slice(base.num_raw, num_raw), 1 - share),
     ]
 
 

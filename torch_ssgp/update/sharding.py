@@ -13,6 +13,7 @@ the projection of a compression, every process does in full.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -50,11 +51,10 @@ class Team:
         self.num_bytes = self.num_messages = 0
 
     @contextmanager
-    def _sending(self, values: Tensor | None = None, times: int = 1) -> Iterator[None]:
+    def _sending(self, num_bytes: int) -> Iterator[None]:
         """Count a message, and turn errors of the network into a :class:`PeerError`."""
-        if values is not None:
-            self.num_bytes += values.numel() * values.element_size() * times
-            self.num_messages += 1
+        self.num_bytes += num_bytes
+        self.num_messages += 1
         try:
             yield
         except RuntimeError as error:
@@ -68,70 +68,43 @@ class Team:
     def sum_all(self, *values: Tensor) -> list[Tensor]:
         """Sums over all processes of tensors of one dtype, the same bits in each."""
         total = torch.cat([v.detach().reshape(-1) for v in values])
-        with self._sending(total):
+        with self._sending(total.nbytes):
             dist.all_reduce(total, group=self.group)
         parts = total.split([v.numel() for v in values])
         return [p.view(v.shape) for p, v in zip(parts, values, strict=True)]
 
-    def gather(self, values: Tensor) -> list[Tensor]:
-        """The tensors of all processes, which may differ in their last size."""
-        sizes = self.everyones(values.size(-1))
-        padded = values.new_zeros(*values.shape[:-1], max(sizes))
-        padded[..., : values.size(-1)] = values
-        every = [torch.empty_like(padded) for _ in sizes]
-        with self._sending(padded, self.size):
-            dist.all_gather(every, padded, group=self.group)
-        return [t[..., :size] for t, size in zip(every, sizes, strict=True)]
-
     def first(self, values: Tensor) -> Tensor:
         """The tensor of the first process; those of others have the same shape."""
         same = values.detach().contiguous().clone()
-        with self._sending(same):
+        with self._sending(same.nbytes):
             dist.broadcast(same, self.first_rank, group=self.group)
         return same
 
-    def agree(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors of the first process, in one message.
-
-        Args:
-            values: As many in every process, of the same dtypes, of any shapes.
-        """
-        shapes = self.everyones([tuple(v.shape) for v in values])
-        if any(len(each) != len(values) for each in shapes):
-            raise PeerError(
-                "The ranks have come to different results, and no model was changed. "
-                "Use the same hardware and the same versions for all ranks."
-            )
-        likes = [v.new_empty(s) for v, s in zip(values, shapes[0], strict=True)]
-        sizes = [v.numel() * v.element_size() for v in likes]
-        packed = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
-        if self.rank == 0:
-            parts = [v.detach().contiguous().view(-1) for v in values]
-            packed = torch.cat([p.view(torch.uint8) for p in parts])
-        return [
-            part.clone().view(like.dtype).reshape(like.shape)
-            for part, like in zip(self.first(packed).split(sizes), likes, strict=True)
-        ]
-
     def everyones(self, value: Any) -> list[Any]:
-        """Small objects of all processes, in the order of ranks."""
-        values: list[Any] = [None] * self.size
-        with self._sending():
-            dist.all_gather_object(values, value, group=self.group)
-        return values
+        """Objects of all processes, in the order of ranks."""
+        packed: list[Any] = [None] * self.size
+        own = _packed(value)
+        with self._sending(len(own) * self.size):
+            dist.all_gather_object(packed, own, group=self.group)
+        return [self._unpacked(each) for each in packed]
+
+    def agree(self, value: Any) -> Any:
+        """The object of the first process."""
+        packed = [_packed(value)]
+        with self._sending(len(packed[0])):
+            dist.broadcast_object_list(packed, self.first_rank, group=self.group)
+        return self._unpacked(packed[0])
+
+    def _unpacked(self, packed: bytes) -> Any:
+        device = str(self.device)
+        return torch.load(io.BytesIO(packed), map_location=device, weights_only=False)
 
 
-class _Once(torch.autograd.Function):
-    """A value that all processes know; its gradient counts on the first one."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, is_first: bool) -> Tensor:
-        ctx.is_first = is_first
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad if ctx.is_first else torch.zeros_like(grad), None
+def _packed(value: Any) -> bytes:
+    """An object as bytes, whatever device its tensors are on."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
 
 
 class ShardedObjective(GaussianObjective):
@@ -152,14 +125,13 @@ class ShardedObjective(GaussianObjective):
         self, prior: Prior, rows: Rows, data: Data, *, team: Team, **options: Any
     ) -> None:
         super().__init__(prior, rows, data, **options)
-        self.team, past, num_data = team, rows.past, data.y.size(-1)
+        self.team, (z, past, time), num_data = team, rows, data.y.size(-1)
         start, end = (num_data * k // team.size for k in (team.rank, team.rank + 1))
         if team.rank:
             past = PseudoObservations(
                 past.U[..., :0, :0], past.g[..., :0], 0 * past.rho, 0 * past.n
             )
-            time = None if rows.time is None else rows.time[..., :0]
-            rows = Rows(rows.points[..., :0, :], past, time)
+            rows = Rows(z[..., :0, :], past, None if time is None else time[..., :0])
         mine = data.narrow(start, end - start)
         self.local = GaussianObjective(prior, rows, mine, **options)
         self.local.log_rate = self.log_rate
@@ -177,18 +149,13 @@ class ShardedObjective(GaussianObjective):
 
     def agree(self, points: Tensor) -> Tensor:
         """The choice of the first process."""
-        return self.team.agree([points])[0]
-
-    def raise_jitter(self) -> bool:
-        """Take the next larger jitter; ``False`` if there is none."""
-        raised = super().raise_jitter()
-        self.local.jitter = self.jitter
-        return raised
+        return self.team.agree(points)
 
     def bound(self, value: Values | None = None) -> Tensor:
         """The evidence of all rows, or its bound from the rows of all processes."""
         if self.z is None:
             return super().bound(value)
+        self.local.jitter = self.jitter
         K_bb, K_br, r, t, s = self.local.terms(self.evaluate())
         n, sums = self.num_data, self.team.sum_all
         bound = fused.evidence(self._once(K_bb), K_br, r, t, self._once(s), n, sums)
@@ -204,13 +171,14 @@ class ShardedObjective(GaussianObjective):
         return self._once(density)
 
     def _once(self, value: Tensor) -> Tensor:
-        return _Once.apply(value, self.team.rank == 0)
+        """A value that all processes know; its gradient counts on the first one."""
+        known = value.detach()
+        return known + (self.team.rank == 0) * (value - known)
 
     def share_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add up the gradients of all processes, if each has a share."""
-        if self.z is None:
-            return
         used = [p for p in parameters if p.grad is not None]
-        grads = [p.grad for p in used if p.grad is not None]
-        for parameter, grad in zip(used, self.team.sum_all(*grads), strict=True):
-            parameter.grad = grad.to(parameter)
+        if self.z is not None:
+            grads = self.team.sum_all(*(p.grad for p in used if p.grad is not None))
+            for parameter, grad in zip(used, grads, strict=True):
+                parameter.grad = grad.to(parameter)

@@ -88,6 +88,16 @@ class Base(NamedTuple):
     power: Tensor
     sunk: Tensor
 
+    def added(self, past: PseudoObservations) -> PseudoObservations:
+        """Those of the rows of a branch that came after the base."""
+        count = self.past.g.size(-1)
+        return PseudoObservations(
+            past.U[..., count:, :],
+            past.g[..., count:],
+            past.rho - self.past.rho,
+            past.n - self.past.n,
+        )
+
     def buffers(self) -> dict[str, Tensor]:
         """Buffers of a memory."""
         past, sunk = self.past, self.sunk
