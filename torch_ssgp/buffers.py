@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,28 +13,72 @@ from torch_ssgp.exceptions import ShapeError, StateError
 from torch_ssgp.validation import expands_to
 
 
+class Later(Protocol):
+    """Rows that came, and that buffers are made of only when somebody reads them."""
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Buffers that differ from those before."""
+
+
 class Buffers(nn.Module):
     """Buffers that change their size, keep their dtype, and are replaced atomically.
 
+    Rows may be added :meth:`later`, in one assignment: a reader makes buffers of them.
     Subclasses list in ``SIZES`` the dimensions of each buffer after those of the batch.
     The same letter stands for the same size.
     """
 
     SIZES: dict[str, str]
 
-    if TYPE_CHECKING:
+    @property
+    def _buffers(self) -> dict[str, Tensor | None]:
+        """What ``torch.nn.Module`` calls by this name; here it waits for its reader."""
+        held, rows = self.__dict__["_held"]
+        if rows is not None:
+            new: dict[str, Any] = {k: stored(v) for k, v in rows.buffers().items()}
+            held = held | new
+            with _SETTLING:
+                if self.__dict__["_held"][1] is rows:
+                    self.__dict__.update(_buffers=held, _held=(held, None))
+        return held
 
-        def __getattr__(self, name: str) -> Tensor:
-            """Attributes are buffers, of the names in ``SIZES``."""
+    @_buffers.setter
+    def _buffers(self, value: dict[str, Tensor | None]) -> None:
+        # The first is what torch looks for, the second what counts here.
+        self.__dict__.update(_buffers=value, _held=(value, None), _source=None)
+
+    @property
+    def source(self) -> Later | None:
+        """The rows that these buffers are, if they were not replaced since."""
+        return self.__dict__["_source"]
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Attributes are buffers, of the names in ``SIZES``."""
+        found = self._buffers.get(name)
+        return cast(Tensor, super().__getattr__(name) if found is None else found)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Replace one buffer."""
+        if name in self.SIZES and isinstance(value, Tensor):
+            self.replace(**{name: value})
+        else:
+            super().__setattr__(name, value)
 
     def replace(self, **buffers: Tensor) -> None:
         """Replace buffers in one assignment: a reader sees the old ones or these."""
-        self.__dict__["_buffers"] = self._buffers | buffers
+        self._buffers = {**self._buffers, **buffers}
+
+    def later(self, rows: Later) -> None:
+        """Let buffers be those of these rows, once somebody reads them."""
+        with _SETTLING:
+            self.__dict__["_held"] = self.__dict__["_held"][0], rows
+            self.__dict__["_source"] = rows
 
     def __copy__(self) -> Any:
         """A copy that keeps these buffers when the original replaces its own."""
         new = type(self).__new__(type(self))
-        vars(new).update(self.__dict__, _buffers=dict(self._buffers))
+        vars(new).update(self.__dict__)
+        new._buffers = dict(self._buffers)
         return new
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
@@ -47,7 +92,8 @@ class Buffers(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles hold values: a graph can be neither copied nor pickled."""
         buffers = {name: buffer.detach() for name, buffer in self.named_buffers()}
-        return {**self.__dict__, "_buffers": buffers}
+        held = {"_buffers": buffers, "_held": (buffers, None), "_source": None}
+        return {**self.__dict__, **held}
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Move with the model, but stay in the dtype of the algebra."""
@@ -111,6 +157,9 @@ class Buffers(nn.Module):
                     f"does not fit the rest of the {what}; nothing was loaded. Pass a "
                     "state as returned by state_dict()."
                 )
+
+
+_SETTLING = Lock()  # held for two assignments
 
 
 class Start(nn.Module):

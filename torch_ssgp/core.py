@@ -28,11 +28,13 @@ from torch_ssgp.exceptions import (
     ShapeError,
 )
 from torch_ssgp.inducing import InducingPolicy
+from torch_ssgp.live import Live, Seen, can_be_live
 from torch_ssgp.memory import Data, Memory, from_version_02
-from torch_ssgp.modules import has_shared_noise, leave_inference_mode
+from torch_ssgp.modules import has_shared_noise, leave_inference_mode, tensors_of
 from torch_ssgp.prediction import Predictor, freeze
 from torch_ssgp.summary import PosteriorSummary
 from torch_ssgp.update.objective import Prior
+from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.state import Known, Learned, Limits, fitted, recall
 
 
@@ -75,6 +77,7 @@ class StreamingCore(AtomicModule, GP):
         self.warned: frozenset[str] = frozenset()  # limits that were warned of
         self.locks = Locks()
         self._predictor: tuple[tuple, Tensor, Predictor] | None = None
+        self._live: Live | None = None
         self._frozen: tuple[torch.dtype, Tensor, tuple] | None = None
 
     # -- what it is -----------------------------------------------------------------
@@ -93,8 +96,7 @@ class StreamingCore(AtomicModule, GP):
     def _prior_tensors(self) -> Iterator[Tensor]:
         """All tensors of kernel, likelihood and mean."""
         for module in (self.covar_module, self.likelihood, self.mean_module):
-            yield from module.parameters()
-            yield from module.buffers()
+            yield from tensors_of(module)
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             yield self.likelihood.noise_covar.noise  # a plain attribute
 
@@ -355,9 +357,11 @@ class StreamingCore(AtomicModule, GP):
 
     def _fingerprint(self) -> Tensor:
         """All hyperparameters as one vector; a change makes the cache stale."""
-        tensors = (*self._prior_tensors(), self._like)
-        with torch.no_grad():
-            return torch.cat([t.flatten().double() for t in tensors])
+        tensors = [t.detach().reshape(-1) for t in self._prior_tensors()]
+        kinds = {t.dtype for t in (*tensors, self._like)}
+        if len(kinds) > 1:
+            tensors = [t.double() for t in tensors]
+        return torch.cat([*tensors, self._like.new_empty(0)])
 
     def _key(self) -> tuple:
         """What a predictor depends on, besides hyperparameters."""
@@ -369,12 +373,50 @@ class StreamingCore(AtomicModule, GP):
     def current_predictor(self) -> Predictor | None:
         """The predictor of this state, if it is at hand."""
         with self.locks.commit:
+            live = self.current_live()
+            if live is not None:
+                return live.predictor
             if self._predictor is None:
                 return None
             key, fingerprint, predictor = self._predictor
             same = all(a is b for a, b in zip(self._key(), key, strict=True))
             same = same and torch.equal(fingerprint, self._fingerprint())
             return predictor if same else None
+
+    def current_live(self) -> Live | None:
+        """The model to which single data are added, if it is this one."""
+        live = self._live
+        if live is None or self.memory.source is not live:
+            return None
+        same = live.jitter == settings.jitter.of(live.bound.dtype)
+        same = same and torch.equal(live.hyperparameters, self._fingerprint())
+        return live if same else None
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def add_row(self, data: Data, options: UpdateOptions) -> Seen | None:
+        """Add a single datum as a row; ``None`` if it has to go another way.
+
+        Args:
+            data: New data, checked.
+            options: How to learn.
+        """
+        plain = data.noise is None and data.weight is None and options.power == 1
+        if data.y.size(-1) != 1 or not plain or options.inducing_points is not None:
+            return None
+        if options.learns_always:
+            return None
+        live = self.current_live()
+        if live is None:
+            if not can_be_live(self):
+                return None
+            live = Live(self, self.predictor(), self._fingerprint())
+        seen = live.add(data, options)
+        if seen is not None:
+            with self.locks.commit:
+                self._live = seen.live
+                self.memory.later(seen.live)
+        return seen
 
     def keep(self, predictor: Predictor) -> Tensor:
         """Take a predictor for that of this state; returns the hyperparameters."""
@@ -445,7 +487,7 @@ class StreamingCore(AtomicModule, GP):
 
     def __getstate__(self) -> dict:
         """Leave caches and locks out of copies and pickles."""
-        state = {**self.__dict__, "_predictor": None, "_frozen": None}
+        state = {**self.__dict__, "_predictor": None, "_frozen": None, "_live": None}
         del state["locks"]
         return state
 

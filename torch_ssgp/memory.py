@@ -150,6 +150,15 @@ class Counts(NamedTuple):
     question_at: float = 0.0
     question_due: float = 0.0
 
+    def after(self, num_new: int) -> Counts:
+        """These after an update with so many data."""
+        return self._replace(
+            num_updates=self.num_updates + 1,
+            arrived=self.arrived + num_new,
+            since_start=self.since_start + num_new,
+            since_learning=self.since_learning + num_new,
+        )
+
 
 TRUSTED = 50.0  # log odds of hyperparameters that are not young
 ALARMS = 3  # kinds, see :mod:`torch_ssgp.update.change`
@@ -452,6 +461,28 @@ def buffers(
         "shared_noise": torch.tensor(shared_noise, device=past.g.device),
     }
     return {name: stored(value) for name, value in values.items()}
+
+
+def with_raw(
+    before: dict[str, Tensor], new: Data, error: Tensor
+) -> dict[str, Tensor]:
+    """Buffers that change when raw data of the noise of all rows are added.
+
+    Args:
+        before: All buffers.
+        new: The data, with noises of zero, weights and times.
+        error: ``(*batch, n)``, their standardised errors.
+    """
+    added = {"y": new.y, "target": new.y, "noise": new.noise, "weight": new.weight}
+    added |= {"time": new.time, "error": error}
+    values = {
+        name: _side_by_side(before[name], value)
+        for name, value in added.items()
+        if value is not None
+    }
+    values["points"] = torch.cat(fn.broadcast_matrices(before["points"], new.x), -2)
+    values["extremes"] = extremes(before["extremes"], new)
+    return values
 
 
 def extremes(before: Tensor, data: Data) -> Tensor:

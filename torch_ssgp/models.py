@@ -30,12 +30,13 @@ from torch_ssgp.exceptions import ArgumentError, NumericalWarning, warn
 from torch_ssgp.export import ExportedGP, export_predictor
 from torch_ssgp.indexing import streams_of
 from torch_ssgp.inducing import InducingPolicy
+from torch_ssgp.live import Seen
 from torch_ssgp.memory import Data, Memory
-from torch_ssgp.update import walk
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import UpdateOptions, resolve
 from torch_ssgp.update.result import Status, UpdateResult
 from torch_ssgp.update.state import Learned
+from torch_ssgp.update.walk import update as update_walk
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -191,7 +192,7 @@ class StreamingGP(StreamingCore):
         self,
         data: Data,
         options: UpdateOptions,
-        walk: Callable[..., Learned] = walk.update,
+        walk: Callable[..., Learned] = update_walk,
     ) -> UpdateResult:
         """Learn from checked data, or from the memory alone if there are none.
 
@@ -202,6 +203,9 @@ class StreamingGP(StreamingCore):
                 same in several processes.
         """
         start = time.perf_counter()
+        seen = self.add_row(data, options) if walk is update_walk else None
+        if seen is not None:
+            return result_of_row(seen, time.perf_counter() - start)
         if options.inducing_points is not None:
             points = self.check_inducing_points(options.inducing_points, data.x)
             options = replace(options, inducing_points=points)
@@ -442,3 +446,34 @@ class StreamingGP(StreamingCore):
             "inducing_policy": inducing_policy,
         }
         return persistence.load(cls, path, map_location, given)
+
+
+def result_of_row(seen: Seen, seconds: float) -> UpdateResult:
+    """The result of an update that added one row.
+
+    Args:
+        seen: What the datum was.
+        seconds: How long it took.
+    """
+    live = seen.live
+    alarm, kind = live.alarm.max(-1)
+    since = live.alarmed.gather(-1, kind.unsqueeze(-1)).squeeze(-1)
+    return UpdateResult(
+        bound=live.bound,
+        increment=seen.increment,
+        bound_trace=live.nothing.new_empty(0, *live.nothing.shape),
+        num_steps=0,
+        converged=True,
+        projection_loss=live.nothing,
+        num_inducing=live.predictor.points.size(-2),
+        num_rows=live.num_rows,
+        restarted=live.never,
+        forgot=live.nothing + 1,
+        rate=live.rate.expand(live.nothing.shape),
+        surprise=seen.surprise,
+        alarm=alarm,
+        alarm_since=live.num_raw - since,
+        num_outliers=int(live.counts.num_outliers),
+        learned=False,
+        seconds=seconds,
+    )

@@ -21,9 +21,10 @@ from torch import Tensor
 from torch_ssgp import functional as fn
 from torch_ssgp import rows as row_space
 from torch_ssgp.exceptions import Breakdown, breakdowns
-from torch_ssgp.kernels import Drifting, Form
+from torch_ssgp.kernels import Drifting, Form, Stationary, select, stationary
 from torch_ssgp.memory import Data, GaussianData, Rows
 from torch_ssgp.modules import form_of, lazy_gram, square_gram
+from torch_ssgp.radial import far, matern
 from torch_ssgp.rows import Border, Factor, Regression, border
 
 if TYPE_CHECKING:
@@ -50,6 +51,64 @@ class Tail(NamedTuple):
     border: Border
 
 
+class Near(NamedTuple):
+    """Points in units of the lengthscale: their covariance with one more is cheap.
+
+    Attributes:
+        kernel: The kernel.
+        rate: ``(*batch,)``, rate of drift; ``None`` where nothing drifts.
+        points: ``(*batch, r, d)``, scaled.
+        time: ``(*batch, r)``, when they came; ``None`` where nothing drifts.
+    """
+
+    kernel: Stationary
+    rate: Tensor | None
+    points: Tensor
+    time: Tensor | None
+
+    @classmethod
+    def of(cls, form: Form, points: Tensor) -> Near | None:
+        """The points of a kernel that is one RBF or Matérn kernel, else ``None``."""
+        rate = form.rate if isinstance(form, Drifting) else None
+        kernel = stationary(form.base if isinstance(form, Drifting) else form)
+        if kernel is None:
+            return None
+        empty = cls(kernel, rate, points[..., :0, :], None)
+        return empty.scaled(points)
+
+    def scaled(self, x: Tensor) -> Near:
+        """Other points, in the same units."""
+        time = None
+        if self.rate is not None:
+            x, time = x[..., :-1], x[..., -1]
+        x = select(x, self.kernel.dims) / self.kernel.lengthscale
+        return self._replace(points=x, time=time)
+
+    def joined(self, x: Tensor) -> Near:
+        """These points and others, as the kernel sees them."""
+        new = self.scaled(x)
+        points = torch.cat(fn.broadcast_matrices(self.points, new.points), -2)
+        if self.time is None or new.time is None:
+            return self._replace(points=points)
+        time = torch.cat(fn.broadcast_rows(self.time, new.time), -1)
+        return self._replace(points=points, time=time)
+
+    def gram(self, x: Tensor) -> Tensor:
+        """Covariance ``(*batch, r, 1)`` with one point, as the kernel sees it."""
+        new = self.scaled(x)
+        q = (self.points - new.points).square_().sum(-1, keepdim=True).mul_(-0.5)
+        if self.kernel.nu is None:
+            k = q.clamp_min_(far(q)).exp_()
+        else:
+            k = matern(q, self.kernel.nu)[0]
+        k = k * self.kernel.scale[..., None, None]
+        if self.rate is not None:
+            assert self.time is not None and new.time is not None
+            age = (self.time - new.time).abs_().unsqueeze(-1)
+            k = k * (-self.rate[..., None, None] * age).clamp_min_(far(q)).exp_()
+        return k
+
+
 class Predictor:
     """Everything a prediction needs, factored once and never changed.
 
@@ -69,6 +128,7 @@ class Predictor:
         now: ``()``, the time of predictions; ``None`` where it does not matter.
         jitter: Relative jitter of the points of the compressed rows.
         tails: Rows of fantasies.
+        near: Its points, scaled, while single data are added; else ``None``.
         young: A mixture over hyperparameters, and the log odds of those of the modules
             against it; ``None`` where these are trusted.
     """
@@ -78,6 +138,7 @@ class Predictor:
     factor: Factor | None
     jitter: float = 0.0
     tails: tuple[Tail, ...] = ()
+    near: Near | None = None
     young: tuple[Mixture, Tensor] | None = None
 
     def __init__(
@@ -137,6 +198,18 @@ class Predictor:
         assert time is not None
         return torch.cat([x, time.expand(x.shape[:-1]).unsqueeze(-1)], -1)
 
+    def for_single_data(self) -> Predictor:
+        """The same, quicker where it sees one point at a time."""
+        new = copy(self)
+        new.near = Near.of(self.form, self.points)
+        return new
+
+    def cross(self, x: Tensor) -> Tensor:
+        """Prior covariance ``(*batch, r, n)`` of its points and ``x``."""
+        if self.near is None or x.size(-2) != 1 or x.requires_grad:
+            return self.form.gram(self.points, x)
+        return self.near.gram(x)
+
     # -- one more row, or a few -----------------------------------------------------
 
     def border(
@@ -151,7 +224,9 @@ class Predictor:
             time: ``(n,)``, when they came.
         """
         x_k = self.with_time(x, time)
-        m, K = self.mean(x), square_gram(self.form, x_k)
+        m, K = self.mean(x), self.form.variances(x_k).unsqueeze(-1)
+        if x.size(-2) != 1:
+            K = square_gram(self.form, x_k)
         shift, V = self.solve(x_k)
         if root is not None:
             m, shift = root * m, root * shift
@@ -176,6 +251,7 @@ class Predictor:
         grown.young = None
         assert self.factor is not None
         grown.points = torch.cat(fn.broadcast_matrices(self.points, x_k), -2)
+        grown.near = None if self.near is None else self.near.joined(x_k)
         old = self.rows.root
         if root is not None or old is not None:
             num_raw = self.points.size(-2) - self.rows.U.size(-1)
@@ -222,7 +298,7 @@ class Predictor:
         Where fantasies differ only the last blocks have their batch dimensions.
         """
         assert self.factor is not None
-        c = row_space.see(self.rows, self.form.gram(self.points, x))
+        c = row_space.see(self.rows, self.cross(x))
         V = [self.factor.W @ c]
         shift = (self.factor.e.unsqueeze(-2) @ V[0]).squeeze(-2)
         for tail in self.tails:

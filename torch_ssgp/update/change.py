@@ -25,7 +25,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 
 from torch_ssgp import functional as fn
@@ -109,18 +109,9 @@ def judge(state: State, known: Known, news: News, limits: Limits) -> Judged:
     alone = _alone(state, num_new, limits)
     # Of a large batch the last data stand for all.
     alone = torch.cat([ours[..., : num_new - alone.size(-1)], alone], -1)
-    gains = torch.stack(
-        [
-            alone - ours,
-            0.5 * e.square() * (1 - LARGE**-2) - math.log(LARGE),
-            -math.log(SMALL) - 0.5 * e.square() * (SMALL**-2 - 1),
-        ],
-        -2,
-    ).clamp(-CAP, CAP)
+    falls = can_fall(known.prior.likelihood, state.prior.likelihood)
+    gains = gains_of(e, log_scale, alone, is_known, falls)
     surprise = average(0.5 * (e.square() - 1), seen)
-    # Where the noise cannot be smaller, small errors are no news.
-    gains[..., 2, :] = gains[..., 2, :].where(_can_fall(state, known).unsqueeze(-1), 0)
-    gains[..., 0, :] = gains[..., 0, :].where(is_known, 0)
     if seen is not None:
         gains = gains.where(seen.unsqueeze(-2), 0)
     first = state.num_raw - num_new
@@ -135,15 +126,42 @@ def judge(state: State, known: Known, news: News, limits: Limits) -> Judged:
     )
 
 
-def _can_fall(state: State, known: Known) -> Tensor:
-    """Whether a smaller noise could be learned, ``(*batch,)``."""
-    likelihood, nothing = known.prior.likelihood, torch.zeros_like(state.sunk)
+def gains_of(
+    e: Tensor, log_scale: Tensor, alone: Tensor, is_known: Tensor, falls: Tensor
+) -> Tensor:
+    """Capped log Bayes factors of new data against the model, ``(*batch, 3, n)``.
+
+    Args:
+        e: ``(*batch, n)``, their standardised errors.
+        log_scale: ``(*batch, n)``, and the logarithms of their scales.
+        alone: ``(*batch, n)``, their log densities without the past.
+        is_known: ``(*batch, n)``, whether the past said much about them.
+        falls: ``(*batch,)``, whether the noise could be smaller.
+    """
+    half = 0.5 * e.square()
+    gains = [
+        (alone + half + log_scale).where(is_known, 0),
+        half * (1 - LARGE**-2) - math.log(LARGE),
+        # Where the noise cannot be smaller, small errors are no news.
+        (-math.log(SMALL) - half * (SMALL**-2 - 1)).where(falls.unsqueeze(-1), 0),
+    ]
+    return torch.stack(gains, -2).clamp(-CAP, CAP)
+
+
+def can_fall(likelihood: Likelihood, present: Likelihood) -> Tensor:
+    """Whether a smaller noise could be learned, ``(*batch,)``.
+
+    Args:
+        likelihood: That of the model, which says what may be learned.
+        present: The same as it is.
+    """
     if not isinstance(likelihood, GaussianLikelihood):
-        return nothing > 0
+        return torch.tensor(False)
+    noise = present.noise.squeeze(-1)
     if not likelihood.raw_noise.requires_grad:
-        return nothing > 0
-    least = likelihood.noise_covar.raw_noise_constraint.lower_bound.to(nothing)
-    return state.prior.likelihood.noise.squeeze(-1) > CLOSE * least + nothing
+        return torch.zeros_like(noise, dtype=torch.bool)
+    least = likelihood.noise_covar.raw_noise_constraint.lower_bound
+    return noise > CLOSE * least.to(noise)
 
 
 def _alone(state: State, num_new: int, limits: Limits) -> Tensor:

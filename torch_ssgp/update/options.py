@@ -57,7 +57,7 @@ class UpdateOptions:
         optimizer: ``"adam"`` or ``"lbfgs"``.
         learn_hyperparameters: Whether the inner loop moves hyperparameters; a number k
             for every k-th update only, starting with the first; ``"auto"`` to run the
-            inner loop when it pays.
+            inner loop when it pays; ``"later"`` to leave that to ``model.learn()``.
         learn_inducing_points: Whether it moves inducing points; ``None`` to move them
             whenever it moves hyperparameters.
         inducing_points: ``(*batch_shape, m, d)``, explicit inducing points.
@@ -111,10 +111,10 @@ class UpdateOptions:
                 "change per update, between zero and one."
             )
         learn = self.learn_hyperparameters
-        if isinstance(learn, str) and learn != "auto":
+        if isinstance(learn, str) and learn not in ("auto", "later"):
             raise ArgumentError(
                 f"learn_hyperparameters is {learn!r}; expected True, False, a number k "
-                "for every k-th update, or 'auto'."
+                "for every k-th update, 'auto' or 'later'."
             )
         if not isinstance(learn, (bool, str)):
             check_positive_int(learn, "learn_hyperparameters", at_least=0)
@@ -144,8 +144,18 @@ class UpdateOptions:
     @property
     def forgets_by_evidence(self) -> bool:
         """Whether it does; fixed hyperparameters cannot tell a change from noise."""
-        learns = self.num_steps > 0 and self.learn_hyperparameters in ("auto", 1)
-        return learns and self.forget in (None, "auto")
+        return self.watches and not self.postpones
+
+    @property
+    def watches(self) -> bool:
+        """Whether new data are added to the alarms."""
+        learns = self.learn_hyperparameters in ("auto", "later", 1)
+        return self.num_steps > 0 and learns and self.forget in (None, "auto")
+
+    @property
+    def postpones(self) -> bool:
+        """Whether learning and explanations are left to ``model.learn()``."""
+        return self.learn_hyperparameters == "later"
 
     @property
     def price(self) -> float:
@@ -169,10 +179,15 @@ class UpdateOptions:
         """Whether the inner loop runs only when it pays."""
         return self.learn_hyperparameters == "auto" and self.num_steps > 0
 
+    @property
+    def learns_always(self) -> bool:
+        """Whether every update learns."""
+        return self.num_steps > 0 and self.learn_hyperparameters is True
+
     def learns_at(self, num_updates: int) -> bool:
         """Whether hyperparameters are learned after so many updates, if it pays."""
         if isinstance(self.learn_hyperparameters, str):
-            return self.num_steps > 0
+            return self.learns_when_due
         every = int(self.learn_hyperparameters)
         return self.num_steps > 0 and every > 0 and num_updates % every == 0
 
@@ -194,6 +209,11 @@ def resolve(
         )
     if learn is not None:
         keywords = {"learn_hyperparameters": learn, **keywords}
+    if not keywords:
+        return options or DEFAULTS
     known = [field.name for field in fields(UpdateOptions)]
     check_options(keywords, known, "update")
-    return replace(options or UpdateOptions(), **keywords)
+    return replace(options or DEFAULTS, **keywords)
+
+
+DEFAULTS = UpdateOptions()

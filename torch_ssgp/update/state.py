@@ -331,9 +331,7 @@ def appended(
     """
     num_new, counts = new.y.size(-1), state.counts
     if not num_new:
-        return state._replace(
-            sites=sites, counts=counts._replace(num_updates=counts.num_updates + 1)
-        )
+        return state._replace(sites=sites, counts=counts.after(0))
     batch = new.y.shape[:-1]
     error = torch.cat(fn.broadcast_rows(state.error, error.expand(new.y.shape)), -1)
     return state._replace(
@@ -345,12 +343,7 @@ def appended(
         alarm=state.alarm.expand(*batch, -1),
         alarmed=state.alarmed.expand(*batch, -1),
         predictor=None,
-        counts=counts._replace(
-            num_updates=counts.num_updates + 1,
-            arrived=counts.arrived + num_new,
-            since_start=counts.since_start + num_new,
-            since_learning=counts.since_learning + num_new,
-        ),
+        counts=counts.after(num_new),
     )
 
 

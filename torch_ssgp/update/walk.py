@@ -20,7 +20,6 @@ from torch import Tensor
 from torch_ssgp.exceptions import Breakdown, FactorizationError, breakdowns
 from torch_ssgp.memory import TRUSTED, Data, GaussianData
 from torch_ssgp.modules import observation_noise
-from torch_ssgp.prediction import Predictor
 from torch_ssgp.update import change, young
 from torch_ssgp.update.ascent import Ascended
 from torch_ssgp.update.change import News
@@ -109,8 +108,12 @@ def _recalled(
     power = options.power
     if power != 1:
         state = discounted(state, power)
-    with breakdowns():
-        state = fitted(state, limits)
+    try:
+        with breakdowns():
+            state = fitted(state, limits)
+    except Breakdown:  # learning may find hyperparameters that do not
+        if not options.num_steps or state.sites is not None:
+            raise
     return state, state.bound if power == 1 else evidence(state, limits)
 
 
@@ -152,10 +155,11 @@ def extend(state: State, new: Data, limits: Limits) -> tuple[State, News]:
         limits: What may be used.
     """
     num_new, old = new.y.size(-1), state.predictor
-    assert old is not None
     time = torch.arange(num_new, dtype=new.y.dtype, device=new.y.device)
     time, zero = time + state.counts.arrived, torch.zeros_like(new.y)
     new, sites = new._replace(time=time), None
+    if old is None:  # it broke down
+        return appended(state, new, None, zero), News(zero, zero > 0, num_new)
     seen: Data | None = new
     if state.sites is not None and num_new:
         sites, seen = _sites_of(state, new, limits), None
@@ -189,7 +193,7 @@ def extend(state: State, new: Data, limits: Limits) -> tuple[State, News]:
         least = change.KNOWN * prior.maximum(_noise(new, state, limits))
         news = News(scale.log().expand(new.y.shape), variance < least, num_new)
     if old.young is not None and seen is not None and num_new:
-        odds, error, scale = _blended(old, seen, state)
+        odds, error, scale = young.one_ahead(old, seen, state.num_data)
         state = state._replace(odds=odds)
         news = news._replace(log_scale=scale.log())
     state = appended(state, new, sites if num_new else state.sites, error)
@@ -198,32 +202,6 @@ def extend(state: State, new: Data, limits: Limits) -> tuple[State, News]:
         predictor.now = new.y.new_tensor(state.counts.arrived)
         state = state._replace(predictor=predictor)
     return state, news
-
-
-def _blended(
-    predictor: Predictor, new: Data, state: State
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Odds after new data of a young model, their errors, and the scale of these."""
-    assert predictor.young is not None
-    mixture, odds = predictor.young
-    mean, variance = predictor.moments(new.x)
-    noise = predictor.s.unsqueeze(-1)
-    learned = _log_normal(new.y - mean, variance + noise)
-    other, total = mixture.moments(new.x)
-    integrated = _log_normal(new.y - other, total)
-    if new.seen is not None:
-        learned, integrated = (t.where(new.seen, 0) for t in (learned, integrated))
-    both, latent = predictor.average(new.x, mean, variance)
-    scale = (latent + noise).sqrt().expand(new.y.shape)
-    error = ((new.y - both) / scale).expand(new.y.shape)
-    if new.seen is not None:
-        error = error.where(new.seen, 0)
-    return young.updated_odds(odds, learned, integrated, state.num_data), error, scale
-
-
-def _log_normal(error: Tensor, variance: Tensor) -> Tensor:
-    """Log density of errors, up to a constant."""
-    return -0.5 * (error.square() / variance + variance.log())
 
 
 def _noise(new: Data, state: State, limits: Limits) -> Tensor:
@@ -278,7 +256,7 @@ def _judge(
     nothing = torch.zeros_like(state.sunk)
     if not news.num_new or state.sites is not None or is_first(state):
         return state, nothing
-    if not options.forgets_by_evidence:
+    if not options.watches:
         first = state.num_raw - news.num_new
         seen = state.data.narrow(first, news.num_new).seen
         return state, average(0.5 * (state.error[..., first:].square() - 1), seen)
@@ -307,7 +285,7 @@ def _learn(
 ) -> tuple[State, Taught]:
     """The state with new hyperparameters, where it is time for them."""
     nowhere = torch.zeros_like(state.sunk, dtype=torch.bool)
-    if not options.num_steps:
+    if not options.num_steps or options.postpones:
         return state, Taught(None, nowhere)
     state = _aged(state, known, options, limits)
     if state.grid is not None and float(state.num_data.max()) < young.FEW:
