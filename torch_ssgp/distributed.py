@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torch_ssgp import exceptions, likelihoods
+from torch_ssgp import likelihoods
 from torch_ssgp import validation as check
 from torch_ssgp.exceptions import (
     ArgumentError,
@@ -184,8 +184,8 @@ class DistributedStreamingGP(nn.Module):
         resolved: Callable[[], UpdateOptions],
     ) -> tuple[Data, UpdateOptions]:
         """The whole batch, in the order of ranks, and options, if all are valid."""
-        shard, options, problem = None, UpdateOptions(), None
-        facts: dict[str, Any] = {}
+        shard, options, facts = None, UpdateOptions(), dict[str, Any]()
+        problem: StreamingGPError | None = None
         try:
             options = resolved()
             check.check_tensor(x, "x_shard")
@@ -208,7 +208,7 @@ class DistributedStreamingGP(nn.Module):
                     f"{tuple(y.shape)}; expected as many targets as inputs."
                 )
         except StreamingGPError as error:
-            problem = _problem(error)
+            problem = error
         reports = self.ranks.everyones((problem, facts, shard))
         _raise_first([problem for problem, _, _ in reports], " No model was changed.")
         _check_same([facts for _, facts, _ in reports])
@@ -226,17 +226,19 @@ class DistributedStreamingGP(nn.Module):
         def walk(
             known: Known, data: Data, options: UpdateOptions, limits: Limits
         ) -> Learned:
-            problem, learned = None, None
+            learned, problem = None, None
             team = self.ranks if is_divided else None
             try:
                 team_limits = limits._replace(team=team)
                 learned = learn_alone(known, data, options, team_limits)
             except PeerError:
                 raise
+            except StreamingGPError as error:
+                problem = error
             except Exception as error:
-                if is_divided and not isinstance(error, StreamingGPError):
+                if is_divided:
                     raise  # others are in the middle of it, and will hear nothing
-                problem = _problem(error)
+                problem = PeerError(str(error))
             _raise_first(self.ranks.everyones(problem))
             assert learned is not None
             same = self._same(known, learned, limits)
@@ -267,17 +269,11 @@ class DistributedStreamingGP(nn.Module):
         return Learned(state, prior, *report)
 
 
-def _problem(error: Exception) -> tuple[str, str]:
-    """Name and message of an error."""
-    return type(error).__name__, str(error)
-
-
-def _raise_first(problems: Sequence[tuple[str, str] | None], end: str = "") -> None:
+def _raise_first(problems: Sequence[Exception | None], end: str = "") -> None:
     """Raise the error of one rank on all ranks."""
     for rank, problem in enumerate(problems):
         if problem is not None:
-            kind = getattr(exceptions, problem[0], PeerError)
-            raise kind(f"On rank {rank}: {problem[1]}{end}")
+            raise type(problem)(f"On rank {rank}: {problem}{end}")
 
 
 def _check_same(reports: list[dict[str, Any]]) -> None:
@@ -285,8 +281,8 @@ def _check_same(reports: list[dict[str, Any]]) -> None:
     for name in dict.fromkeys(name for report in reports for name in report):
         given = {report[name] for report in reports if name in report}
         if len(given) > 1:
+            shown = ", ".join(sorted(map(str, given)))
             raise ArgumentError(
-                f"The ranks differ in their {name}: "
-                f"{', '.join(map(str, sorted(given, key=str)))}. Pass the same on "
-                "every rank."
+                f"The ranks differ in their {name}: {shown}. Pass the same on every "
+                "rank."
             )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from gpytorch.constraints import Interval
@@ -25,6 +25,7 @@ from torch_ssgp.rows import Factor
 
 Core = TypeVar("Core", bound=StreamingCore)
 Index = tuple[int | slice | list[int], ...]
+Take = Callable[[Tensor, int], Tensor]
 
 
 def streams_of(core: Core, index: Any) -> Core:
@@ -53,23 +54,29 @@ def taken(core: Core, index: Index) -> Core:
     model = cast(Core, core.light_copy())
     model.forget_frozen_modules()  # they have the hyperparameters of all streams
     model.batch_shape = shape
-    owned = [own for root in model.prior() for own in _owned(root)]
-    num_own = {id(tensor): each.num_own for each in owned for tensor in each.tensors}
-    parameters = model.prior().parameters()
-    starts = list(model.start.named_buffers())
-    for (name, value), parameter in zip(starts, parameters, strict=True):
-        taken = _taken(value, num_own.get(id(parameter), 0), batch, index)
-        setattr(model.start, name, taken)
-    for each in owned:
-        for tensor in each.tensors:
-            tensor.data = _taken(tensor.data, each.num_own, batch, index)
-        _set_batch_shape(each.module, each.num_own, shape)
-    model.memory = _buffers_of(core.memory, Memory(shape), batch, index)
+
+    def take(value: Tensor, num_own: int) -> Tensor:
+        """A new tensor of these streams; ``num_own`` of its dimensions are streams."""
+        if num_own:
+            value = value.expand(*batch, *value.shape[num_own:])[index]
+        return value.clone(memory_format=torch.contiguous_format)
+
+    num_own: dict[int, int] = {}
+    for module in [m for root in model.prior() for m in root.modules()]:
+        num_own |= _take_streams(module, shape, take)
+    starts = zip(model.start.named_buffers(), model.prior().parameters(), strict=True)
+    for (name, value), parameter in list(starts):
+        setattr(model.start, name, take(value, num_own.get(id(parameter), 0)))
+    model.memory = Memory(shape)
+    sizes, buffers = Memory.SIZES, dict(core.memory.named_buffers())
+    model.memory.replace(
+        **{name: take(t, t.ndim - len(sizes[name])) for name, t in buffers.items()}
+    )
     mean, kernel, likelihood = model.prior()
     check.check_modules(kernel, mean, likelihood, shape)
     fantasy = core.current_predictor()
     if fantasy is not None and fantasy.tails:  # which the memory has without a graph
-        model.keep(_predictor_of(fantasy, model, batch, index))
+        model.keep(_predictor_of(fantasy, model, take))
     return model
 
 
@@ -104,99 +111,62 @@ def _as_index(core: StreamingCore, index: Any) -> Index:
     return parts
 
 
-def _taken(value: Tensor, num_own: int, batch: torch.Size, index: Index) -> Tensor:
-    """Values of some streams, as a new tensor.
+def _predictor_of(old: Predictor, model: StreamingCore, take: Take) -> Predictor:
+    """The predictor of some streams, graphs included."""
 
-    Args:
-        value: A tensor whose first ``num_own`` dimensions run over streams.
-        num_own: The number of these dimensions; zero if all streams share the value.
-        batch: Batch shape of the model.
-        index: Which streams.
-    """
-    if num_own:
-        value = value.expand(*batch, *value.shape[num_own:])[index]
-    return value.clone(memory_format=torch.contiguous_format)
-
-
-def _buffers_of(old: Memory, new: Memory, batch: torch.Size, index: Index) -> Memory:
-    """A memory of some streams, put into an empty one."""
-    new.replace(
-        **{
-            name: _taken(value, value.ndim - len(old.SIZES[name]), batch, index)
-            for name, value in old.named_buffers()
-        }
-    )
-    return new
-
-
-def _predictor_of(
-    old: Predictor, model: StreamingCore, batch: torch.Size, index: Index
-) -> Predictor:
-    """The predictor of some streams, graphs included.
-
-    Args:
-        old: That of all streams.
-        model: The model of these streams.
-        batch: Batch shape of all streams.
-        index: Which streams.
-    """
-
-    def take(value: Any, num_own: int) -> Any:
-        if value is None:
-            return None
-        return _taken(value, value.ndim - num_own, batch, index)
-
-    def take_all(values: Any, dims: tuple[int, ...]) -> Any:
-        pairs = zip(values, dims, strict=True)
-        return type(values)(*(take(value, num_own) for value, num_own in pairs))
+    def kept(value: Any, *num_kept: int) -> Any:
+        """A tensor, or several, whose last ``num_kept`` dimensions are no streams."""
+        if isinstance(value, tuple):
+            parts = zip(value, num_kept, strict=True)
+            return type(value)(*(kept(part, num) for part, num in parts))
+        return None if value is None else take(value, value.ndim - num_kept[0])
 
     assert old.factor is not None
     kernel, mean, _ = model.frozen_modules(old.s.dtype)
     likelihood = freeze(model.likelihood, model.dtype)
-    rate = take(old.form.rate, 0) if isinstance(old.form, Drifting) else None
-    new = Predictor(mean, kernel, likelihood, take(old.s, 0), rate, old.now)
-    new.jitter, new.points = old.jitter, take(old.points, 2)
-    new.rows = take_all(old.rows, (2, 1, 1, 0, 0))
-    new.factor = Factor(take(old.factor.W, 2), take(old.factor.e, 1))
+    rate = kept(old.form.rate, 0) if isinstance(old.form, Drifting) else None
+    new = Predictor(mean, kernel, likelihood, kept(old.s, 0), rate, old.now)
+    new.jitter, new.points = old.jitter, kept(old.points, 2)
+    new.rows = kept(old.rows, 2, 1, 1, 0, 0)
+    new.factor = Factor(kept(old.factor.W, 2), kept(old.factor.e, 1))
     new.tails = tuple(
-        Tail(take(tail.x, 2), take(tail.root, 1), take_all(tail.border, (2, 2, 1)))
+        Tail(kept(tail.x, 2), kept(tail.root, 1), kept(tail.border, 2, 2, 1))
         for tail in old.tails
     )
     return new
 
 
-class Owned(NamedTuple):
-    """Tensors of a module that have a value per stream.
+def _take_streams(module: nn.Module, shape: torch.Size, take: Take) -> dict[int, int]:
+    """Leave some streams of the tensors of a module itself, in place.
 
-    Attributes:
-        module: Where they are.
-        tensors: Parameters, buffers and what else it holds.
-        num_own: How many of their first dimensions run over streams.
+    Bounds and priors are numbers, or have the shape of what they are for.
+
+    Args:
+        module: A part of a kernel, mean or likelihood.
+        shape: The batch shape that is left.
+        take: Takes these streams of a tensor.
+
+    Returns:
+        How many of their first dimensions run over streams, by the id of each tensor.
     """
-
-    module: nn.Module
-    tensors: list[Tensor]
-    num_own: int
-
-
-def _owned(root: nn.Module) -> Iterator[Owned]:
-    """The tensors with a value per stream, in a module and its submodules."""
-    for module in root.modules():
-        by_count: dict[int, list[Tensor]] = {}
-        for tensor in _tensors(module):
-            by_count.setdefault(_num_own(module, tensor), []).append(tensor)
-        num_own = max(by_count, default=0) or len(_batch_shape(module))
-        if num_own == 0:
-            continue
-        tensors = by_count.get(num_own, [])
-        yield Owned(module, tensors, num_own)
-        # Bounds and priors are numbers, or have the shape of what they are for.
-        for child in module.children():
-            if tensors and isinstance(child, Interval | Density):
-                own = tensors[0].shape[:num_own]
-                like = [t for t in _tensors(child) if t.shape[:num_own] == own]
-                if like:
-                    yield Owned(child, like, num_own)
+    counts = {id(t): _num_own(module, t) for t in _tensors(module)}
+    num_own = max(counts.values(), default=0) or len(_batch_shape(module))
+    if num_own == 0:
+        return {}
+    tensors = [t for t in _tensors(module) if counts[id(t)] == num_own]
+    changed = [(module, tensors)]
+    for child in module.children():
+        if tensors and isinstance(child, Interval | Density):
+            own = tensors[0].shape[:num_own]
+            like = [t for t in _tensors(child) if t.shape[:num_own] == own]
+            changed += [(child, like)] if like else []
+    for each, values in changed:
+        for tensor in values:
+            tensor.data = take(tensor.data, num_own)
+        name = "batch_shape" if isinstance(each, Mean) else "_batch_shape"
+        if hasattr(each, name):
+            setattr(each, name, shape + getattr(each, name)[num_own:])
+    return {id(tensor): num_own for tensor in tensors}
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
@@ -223,13 +193,3 @@ def _num_own(module: nn.Module, tensor: Tensor) -> int:
         return max(tensor.ndim - 1, 0)
     own = _batch_shape(module)
     return len(own) if tensor.shape[: len(own)] == own else 0
-
-
-def _set_batch_shape(module: Any, num_own: int, shape: torch.Size) -> None:
-    """Set the batch shape of a module that stores one."""
-    if isinstance(module, Kernel):
-        module._batch_shape = shape
-    elif isinstance(module, Mean) and hasattr(module, "batch_shape"):
-        module.batch_shape = shape
-    elif isinstance(module, Density):
-        module._batch_shape = shape + module._batch_shape[num_own:]

@@ -5,11 +5,6 @@ and raw data of all models below one another, without counting the prior twice, 
 compresses once, like an update without new data. What a worker saw in addition to a
 base comes behind the rows and raw data of that base. A branch keeps the two apart for
 good, a plain copy until it compresses its memory.
-
-While everything is raw, the result is the model of all data. With fixed hyperparameters
-and inducing points that all memories hold, it is one model that saw everything, in any
-order and for any tree of merges. Otherwise it is what one memory of that size can
-express.
 """
 
 from __future__ import annotations
@@ -164,9 +159,7 @@ def _merge(
         return result
     result.num_inducing = max(core.num_inducing for core in everyone)
     result.memory_size = max(core.memory_size for core in everyone)
-    raised = torch.stack([core.memory.jitter for core in full]).max()
-    result.memory.replace(jitter=raised)
-
+    result.memory.replace(jitter=max(core.memory.jitter for core in full))
     shared_noise = all(bool(core.memory.shared_noise) for core in full)
     counts = _counted(cores, root, lead)
     known = {id(core): _known(core, shared_noise, counts.arrived) for core in full}
@@ -206,14 +199,8 @@ def _counted(
     before = 0 * lead.memory.counts if root is None else root.memory.counts
     added = [c.memory.counts - before for c in cores if not c.memory.is_empty]
     total = Counts(*(before + sum(added)).tolist())
-    num_new = total.arrived - counts.arrived
-    return counts._replace(
-        arrived=total.arrived,
-        since_start=counts.since_start + num_new,
-        since_learning=counts.since_learning + num_new,
-        num_outliers=total.num_outliers,
-        question_at=0.0,
-        question_due=0.0,
+    return counts.after(int(total.arrived - counts.arrived))._replace(
+        num_outliers=total.num_outliers, question_at=0.0, question_due=0.0
     )
 
 
@@ -228,9 +215,8 @@ def _walk(
         objective.start_at(objective.points)
         joined = joined._replace(sites=objective.as_gaussian())
     result.memory.replace(**joined.buffers(shared_noise))
-    options = UpdateOptions(
-        num_steps=num_steps, learn_hyperparameters=num_steps > 0, forget=1.0
-    )
+    learns = num_steps > 0
+    options = UpdateOptions(num_steps, learn_hyperparameters=learns, forget=1.0)
     with torch.enable_grad():
         learned = walk.update(result.known(nothing), nothing, options, limits)
     if learned.status is not Status.OK:
