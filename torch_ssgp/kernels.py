@@ -2,8 +2,8 @@ r"""GPyTorch's common kernels as a few operations on plain tensors.
 
 GPyTorch's kernels are general, and each call costs dozens of small operations. An
 update evaluates one kernel hundreds of times, so the common ones are read into a
-:class:`Form`: what a kernel computes, as tensors. Most of them are exponentials of an
-inner product of features,
+:class:`Form`: what a kernel computes, as tensors. Most of them are functions of an
+exponent, an inner product of features,
 
 .. math:: k(x, x') = \exp(\phi(x)^\top \psi(x')),
 
@@ -14,10 +14,12 @@ GPyTorch to rounding. A kernel that is not known here goes through GPyTorch.
 
 from __future__ import annotations
 
-import functools
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -43,9 +45,17 @@ class Form(ABC):
     def scaled(self, scale: Tensor) -> Form:
         """The same times ``scale`` ``(*batch,)``."""
 
-    @abstractmethod
-    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
+    def map(self, function: Callable[[Any], Any]) -> Form:
         """The same with ``function`` of each of its tensors, in a fixed order."""
+        return type(self)(*(_mapped(function, part) for part in vars(self).values()))
+
+
+def _mapped(function: Callable[[Any], Any], part: Any) -> Any:
+    if part is None or isinstance(part, float):
+        return part
+    if isinstance(part, list):
+        return [_mapped(function, each) for each in part]
+    return part.map(function) if isinstance(part, Form | Factor) else function(part)
 
 
 class Features(NamedTuple):
@@ -65,8 +75,7 @@ class Features(NamedTuple):
 
     def times(self, other: Features) -> Features:
         """The exponent of a product."""
-        phi, psi = self.phi + other.phi, self.psi + other.psi
-        return Features(phi, psi, self.u + other.u, self.v + other.v)
+        return Features(*map(operator.add, self, other))
 
     def product(self) -> Tensor:
         """``(*batch, n1, n2)``, in one product of matrices."""
@@ -75,7 +84,7 @@ class Features(NamedTuple):
         return left @ right.mT
 
 
-class Part(NamedTuple):
+class Factor(NamedTuple):
     """One factor of an exponential.
 
     Attributes:
@@ -91,117 +100,88 @@ class Part(NamedTuple):
     def features(self, x1: Tensor, x2: Tensor) -> Features:
         """Its exponent, as an inner product."""
         x1, x2 = select(x1, self.dims), select(x2, self.dims)
-        if self.period is not None:
-            # -2 sin²(u - v) = cos 2u cos 2v + sin 2u sin 2v - 1
-            root = self.lengthscale.rsqrt()
-            u, v = (2 * math.pi / self.period * x for x in (x1, x2))
-            # One lengthscale counts for every input; a trace cannot ask how many.
-            each = self.lengthscale.expand(*self.lengthscale.shape[:-1], x1.size(-1))
-            level = -each.reciprocal().sum(-1, keepdim=True)
-            phi, psi = ([root * w.cos(), root * w.sin()] for w in (u, v))
-            return Features(phi, psi, _column(level, x1), torch.zeros_like(x2[..., :1]))
-        center = x2.detach().mean(-2, keepdim=True)
-        a, b = ((x - center) / self.lengthscale for x in (x1, x2))
-        return Features([a], [b], -0.5 * _norms(a), -0.5 * _norms(b))
+        if self.period is None:
+            center = x2.detach().mean(-2, keepdim=True)
+            a, b = ((x - center) / self.lengthscale for x in (x1, x2))
+            u, v = (-0.5 * each.square().sum(-1, keepdim=True) for each in (a, b))
+            return Features([a], [b], u, v)
+        # -2 sin²(u - v) = cos 2u cos 2v + sin 2u sin 2v - 1
+        root = self.lengthscale.rsqrt()
+        angles = (2 * math.pi / self.period * x for x in (x1, x2))
+        phi, psi = ([root * w.cos(), root * w.sin()] for w in angles)
+        # One lengthscale counts for every input; a trace cannot ask how many.
+        each = self.lengthscale.expand(*self.lengthscale.shape[:-1], x1.size(-1))
+        zeros = [torch.zeros_like(x[..., :1]) for x in (x1, x2)]
+        level = zeros[0] - each.reciprocal().sum(-1, keepdim=True)
+        return Features(phi, psi, level, zeros[1])
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Part:
+    def map(self, function: Callable[[Any], Any]) -> Factor:
         """As :meth:`Form.map`."""
-        dims, period = (_mapped(function, t) for t in (self.dims, self.period))
-        return Part(dims, function(self.lengthscale), period)
+        return Factor(*(_mapped(function, part) for part in self))
 
 
-class Exponential(Form):
-    """A scaled product of RBF and periodic kernels.
+@dataclass(eq=False)
+class Stationary(Form):
+    r"""A scaled function of :math:`-\tfrac12 r^2`, the exponential unless it is told.
 
-    Args:
-        parts: The factors.
-        scale: ``(*batch,)``.
-    """
-
-    def __init__(self, parts: list[Part], scale: Tensor) -> None:
-        self.parts, self.scale = parts, scale
-
-    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """Covariance ``(*batch, n1, n2)``."""
-        first, *others = (part.features(x1, x2) for part in self.parts)
-        features = functools.reduce(Features.times, others, first)
-        level = self.scale.log()[..., None, None]
-        q = features._replace(u=features.u + level).product()
-        return q.clamp(min=level.detach() + far(q)).exp()
-
-    def variances(self, x: Tensor) -> Tensor:
-        """Prior variances ``(*batch, n)``: the scale."""
-        return _repeated(self.scale, x)
-
-    def scaled(self, scale: Tensor) -> Form:
-        """The same times ``scale`` ``(*batch,)``."""
-        return Exponential(self.parts, scale * self.scale)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
-        """The same with ``function`` of each of its tensors."""
-        parts = [part.map(function) for part in self.parts]
-        return Exponential(parts, function(self.scale))
-
-
-class Radial(Form):
-    """A scaled Matérn or rational quadratic kernel.
-
-    Args:
-        dims: Indices of the inputs it sees; ``None`` for all.
-        lengthscale: ``(*batch, 1, d)`` or one for all inputs.
+    Attributes:
+        factors: Exponentials that are multiplied; one if it is another function.
         scale: ``(*batch,)``.
         nu: Smoothness of Matérn kernels.
         alpha: ``(*batch, 1)``, exponent of rational quadratic ones.
     """
 
-    def __init__(
-        self,
-        dims: Tensor | None,
-        lengthscale: Tensor,
-        scale: Tensor,
-        nu: float | None = None,
-        alpha: Tensor | None = None,
-    ) -> None:
-        self.dims, self.lengthscale, self.scale = dims, lengthscale, scale
-        self.nu, self.alpha = nu, alpha
+    factors: list[Factor]
+    scale: Tensor
+    nu: float | None = None
+    alpha: Tensor | None = None
+
+    @property
+    def dims(self) -> Tensor | None:
+        """Indices of the inputs that its one factor sees; ``None`` for all."""
+        return self.factors[0].dims
+
+    @property
+    def lengthscale(self) -> Tensor:
+        """That of its one factor, ``(*batch, 1, d)`` or one for all inputs."""
+        return self.factors[0].lengthscale
+
+    @property
+    def is_exponential(self) -> bool:
+        """Whether products of it are as simple."""
+        return self.nu is None and self.alpha is None
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """Covariance ``(*batch, n1, n2)``."""
-        q = Part(self.dims, self.lengthscale).features(x1, x2).product()
-        return self.scale[..., None, None] * radial(q, self.nu, self.alpha)
+        features = reduce(Features.times, [f.features(x1, x2) for f in self.factors])
+        if not self.is_exponential:
+            k = radial(features.product(), self.nu, self.alpha)
+            return self.scale[..., None, None] * k
+        level = self.scale.log()[..., None, None]
+        q = features._replace(u=features.u + level).product()
+        return q.clamp(min=level.detach() + far(q)).exp()
 
     def variances(self, x: Tensor) -> Tensor:
-        """Prior variances ``(*batch, n)``: the scale."""
         return _repeated(self.scale, x)
 
     def scaled(self, scale: Tensor) -> Form:
-        """The same times ``scale`` ``(*batch,)``."""
-        scale = scale * self.scale
-        return Radial(self.dims, self.lengthscale, scale, self.nu, self.alpha)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
-        """The same with ``function`` of each of its tensors."""
-        dims, alpha = (_mapped(function, t) for t in (self.dims, self.alpha))
-        lengthscale, scale = function(self.lengthscale), function(self.scale)
-        return Radial(dims, lengthscale, scale, self.nu, alpha)
+        return replace(self, scale=scale * self.scale)
 
 
+@dataclass(eq=False)
 class Linear(Form):
-    """A linear kernel, scaled; without inputs, a constant.
+    """A linear kernel, scaled; without a variance of inputs, a constant.
 
-    Args:
+    Attributes:
         dims: Indices of the inputs it sees; ``None`` for all.
         variance: ``(*batch, 1, d)`` or one for all inputs; ``None`` for a constant.
         scale: ``(*batch,)``.
     """
 
-    def __init__(
-        self, dims: Tensor | None, variance: Tensor | None, scale: Tensor
-    ) -> None:
-        self.dims, self.variance, self.scale = dims, variance, scale
+    dims: Tensor | None
+    variance: Tensor | None
+    scale: Tensor
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """Covariance ``(*batch, n1, n2)``."""
         scale = self.scale[..., None, None]
         if self.variance is None:
             ones = [torch.ones_like(x[..., :1]) for x in (x1, x2)]
@@ -210,116 +190,71 @@ class Linear(Form):
         return (scale * self.variance * x1) @ x2.mT
 
     def variances(self, x: Tensor) -> Tensor:
-        """Prior variances ``(*batch, n)``."""
         if self.variance is None:
             return _repeated(self.scale, x)
-        x = select(x, self.dims)
-        return self.scale.unsqueeze(-1) * (self.variance * x.square()).sum(-1)
+        squares = select(x, self.dims).square()
+        return self.scale.unsqueeze(-1) * (self.variance * squares).sum(-1)
 
     def scaled(self, scale: Tensor) -> Form:
-        """The same times ``scale`` ``(*batch,)``."""
-        return Linear(self.dims, self.variance, scale * self.scale)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
-        """The same with ``function`` of each of its tensors."""
-        dims, variance = (_mapped(function, t) for t in (self.dims, self.variance))
-        return Linear(dims, variance, function(self.scale))
+        return replace(self, scale=scale * self.scale)
 
 
+@dataclass(eq=False)
 class Sum(Form):
-    """A sum of forms.
+    """A sum of forms."""
 
-    Args:
-        terms: What is added.
-    """
-
-    def __init__(self, terms: list[Form]) -> None:
-        self.terms = terms
+    forms: list[Form]
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """Covariance ``(*batch, n1, n2)``."""
-        total = self.terms[0].gram(x1, x2)
-        for term in self.terms[1:]:
-            total = total + term.gram(x1, x2)
-        return total
+        return reduce(torch.add, [form.gram(x1, x2) for form in self.forms])
 
     def variances(self, x: Tensor) -> Tensor:
-        """Prior variances ``(*batch, n)``."""
-        total = self.terms[0].variances(x)
-        for term in self.terms[1:]:
-            total = total + term.variances(x)
-        return total
+        return reduce(torch.add, [form.variances(x) for form in self.forms])
 
     def scaled(self, scale: Tensor) -> Form:
-        """The same times ``scale`` ``(*batch,)``."""
-        return Sum([term.scaled(scale) for term in self.terms])
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
-        """The same with ``function`` of each of its tensors."""
-        return Sum([term.map(function) for term in self.terms])
+        return Sum([form.scaled(scale) for form in self.forms])
 
 
+@dataclass(eq=False)
 class Product(Form):
-    """A product of forms.
+    """A product of forms."""
 
-    Args:
-        factors: What is multiplied.
-    """
-
-    def __init__(self, factors: list[Form]) -> None:
-        self.factors = factors
+    forms: list[Form]
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """Covariance ``(*batch, n1, n2)``."""
-        total = self.factors[0].gram(x1, x2)
-        for factor in self.factors[1:]:
-            total = total * factor.gram(x1, x2)
-        return total
+        return reduce(torch.mul, [form.gram(x1, x2) for form in self.forms])
 
     def variances(self, x: Tensor) -> Tensor:
-        """Prior variances ``(*batch, n)``."""
-        total = self.factors[0].variances(x)
-        for factor in self.factors[1:]:
-            total = total * factor.variances(x)
-        return total
+        return reduce(torch.mul, [form.variances(x) for form in self.forms])
 
     def scaled(self, scale: Tensor) -> Form:
-        """The same times ``scale`` ``(*batch,)``."""
-        return Product([self.factors[0].scaled(scale), *self.factors[1:]])
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
-        """The same with ``function`` of each of its tensors."""
-        return Product([factor.map(function) for factor in self.factors])
+        return Product([self.forms[0].scaled(scale), *self.forms[1:]])
 
 
+@dataclass(eq=False)
 class Drifting(Form):
     r"""A kernel of functions that drift: :math:`k(x, x') \exp(-w |t - t'|)`.
 
-    Args:
+    The last column of inputs is the time.
+
+    Attributes:
         base: The kernel of the inputs.
         rate: ``(*batch,)``, :math:`w`.
     """
 
-    def __init__(self, base: Form, rate: Tensor) -> None:
-        self.base, self.rate = base, rate
+    base: Form
+    rate: Tensor
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """Covariance ``(*batch, n1, n2)``; the last column of inputs is the time."""
         age = (x1[..., -1].unsqueeze(-1) - x2[..., -1].unsqueeze(-2)).abs()
         decay = (-self.rate[..., None, None] * age).clamp_min(far(age)).exp()
         return self.base.gram(x1[..., :-1], x2[..., :-1]) * decay
 
     def variances(self, x: Tensor) -> Tensor:
-        """Prior variances ``(*batch, n)``."""
         return self.base.variances(x[..., :-1])
 
     def scaled(self, scale: Tensor) -> Form:
-        """The same times ``scale`` ``(*batch,)``."""
         return Drifting(self.base.scaled(scale), self.rate)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
-        """The same with ``function`` of each of its tensors."""
-        return Drifting(self.base.map(function), function(self.rate))
 
 
 # -- reading ------------------------------------------------------------------------
@@ -342,6 +277,14 @@ def read(kernel: Kernel, value: Values = getattr) -> Form | None:
     return _read(kernel, value, None)
 
 
+def stationary(form: Form | None) -> Stationary | None:
+    """The form if it is one RBF or Matérn kernel; ``None`` if it is another."""
+    if not isinstance(form, Stationary) or form.alpha is not None:
+        return None
+    is_one = len(form.factors) == 1 and form.factors[0].period is None
+    return form if is_one else None
+
+
 def _read(
     kernel: Kernel, value: Values, dims: Tensor | None, called: bool = True
 ) -> Form | None:
@@ -357,12 +300,13 @@ def _read(
     if kind is gpytorch_kernels.ScaleKernel:
         base = _read(kernel.base_kernel, value, dims, called=False)
         return None if base is None else base.scaled(value(kernel, "outputscale"))
-    if kind is gpytorch_kernels.AdditiveKernel:
-        terms = _read_all(kernel, value, dims)
-        return None if terms is None else Sum(terms)
-    if kind is gpytorch_kernels.ProductKernel:
-        factors = _read_all(kernel, value, dims)
-        return None if factors is None else _multiply(factors)
+    if kind in (gpytorch_kernels.AdditiveKernel, gpytorch_kernels.ProductKernel):
+        read_all = [_read(part, value, dims) for part in kernel.kernels]
+        parts = [form for form in read_all if form is not None]
+        if len(parts) < len(read_all):
+            return None
+        is_sum = kind is gpytorch_kernels.AdditiveKernel
+        return Sum(parts) if is_sum else _multiply(parts)
     if kind is gpytorch_kernels.LinearKernel:
         variance = value(kernel, "variance")
         return Linear(dims, variance, _one(variance))
@@ -371,15 +315,14 @@ def _read(
     if kind not in _STATIONARY:
         return None
     lengthscale = value(kernel, "lengthscale")
+    form = Stationary([Factor(dims, lengthscale)], _one(lengthscale))
     if kind is gpytorch_kernels.MaternKernel:
-        return Radial(dims, lengthscale, _one(lengthscale), nu=kernel.nu)
+        form.nu = kernel.nu
     if kind is gpytorch_kernels.RQKernel:
-        alpha = value(kernel, "alpha")
-        return Radial(dims, lengthscale, _one(lengthscale), alpha=alpha)
-    period = None
+        form.alpha = value(kernel, "alpha")
     if kind is gpytorch_kernels.PeriodicKernel:
-        period = value(kernel, "period_length")
-    return Exponential([Part(dims, lengthscale, period)], _one(lengthscale))
+        form.factors = [Factor(dims, lengthscale, value(kernel, "period_length"))]
+    return form
 
 
 _STATIONARY = (
@@ -390,55 +333,19 @@ _STATIONARY = (
 )
 
 
-def _read_all(kernel: Any, value: Values, dims: Tensor | None) -> list[Form] | None:
-    forms = []
-    for part in kernel.kernels:
-        form = _read(part, value, dims)
-        if form is None:
-            return None
-        forms.append(form)
-    return forms
-
-
-class Stationary(NamedTuple):
-    """One RBF or Matérn kernel, scaled.
-
-    Attributes:
-        dims: Indices of the inputs it sees; ``None`` for all.
-        lengthscale: ``(*batch, 1, d)`` or one for all inputs.
-        scale: ``(*batch,)``.
-        nu: Smoothness of a Matérn kernel; ``None`` for RBF.
-    """
-
-    dims: Tensor | None
-    lengthscale: Tensor
-    scale: Tensor
-    nu: float | None
-
-
-def stationary(form: Form | None) -> Stationary | None:
-    """The form as one RBF or Matérn kernel; ``None`` if it is more, or another."""
-    if isinstance(form, Radial) and form.nu is not None:
-        return Stationary(form.dims, form.lengthscale, form.scale, form.nu)
-    if isinstance(form, Exponential) and len(form.parts) == 1:
-        (part,) = form.parts
-        if part.period is None:
-            return Stationary(part.dims, part.lengthscale, form.scale, None)
-    return None
-
-
-def _multiply(factors: list[Form]) -> Form:
+def _multiply(forms: list[Form]) -> Form:
     """Their product; exponentials become one."""
-    exponentials = [f for f in factors if isinstance(f, Exponential)]
-    others = [f for f in factors if not isinstance(f, Exponential)]
-    if len(exponentials) > 1:
-        scale = exponentials[0].scale
-        for form in exponentials[1:]:
-            scale = scale * form.scale
-        parts = [part for form in exponentials for part in form.parts]
-        exponentials = [Exponential(parts, scale)]
-    factors = [*exponentials, *others]
-    return factors[0] if len(factors) == 1 else Product(factors)
+    exponentials, others = [], []
+    for form in forms:
+        if isinstance(form, Stationary) and form.is_exponential:
+            exponentials.append(form)
+        else:
+            others.append(form)
+    if exponentials:
+        factors = [factor for form in exponentials for factor in form.factors]
+        scale = reduce(torch.mul, [form.scale for form in exponentials])
+        others = [Stationary(factors, scale), *others]
+    return others[0] if len(others) == 1 else Product(others)
 
 
 # -- pieces -------------------------------------------------------------------------
@@ -452,23 +359,6 @@ def select(x: Tensor, dims: Tensor | None) -> Tensor:
 def _one(value: Tensor) -> Tensor:
     """A scale of one for a kernel with this hyperparameter ``(*batch, 1, d)``."""
     return torch.ones_like(value[..., 0, 0]).detach()
-
-
-def _mapped(
-    function: Callable[[Tensor], Tensor], value: Tensor | None
-) -> Tensor | None:
-    return None if value is None else function(value)
-
-
-def _norms(a: Tensor) -> Tensor:
-    return a.square().sum(-1, keepdim=True)
-
-
-def _column(value: Tensor, x: Tensor) -> Tensor:
-    """A value ``(*batch, 1, 1)`` for each row of ``x``."""
-    if value.ndim == 2:
-        return value.expand(x.size(-2), 1)
-    return value.expand(*_batch(value.shape[:-2], x.shape[:-2]), x.size(-2), 1)
 
 
 def _repeated(scale: Tensor, x: Tensor) -> Tensor:
