@@ -11,7 +11,11 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 
 from torch_ssgp import StreamingGP, stream
-from torch_ssgp.exceptions import PrecisionWarning, SharedHyperparametersWarning
+from torch_ssgp.exceptions import (
+    BudgetWarning,
+    PrecisionWarning,
+    SharedHyperparametersWarning,
+)
 
 X = torch.linspace(0, 6, 20)
 
@@ -20,7 +24,7 @@ def caught_in(updates, category):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         updates()
-    return [str(w.message) for w in caught if w.category is category]
+    return [str(w.message) for w in caught if issubclass(w.category, category)]
 
 
 def streams(kernel, likelihood=None, num_streams=2):
@@ -157,3 +161,46 @@ def test_targets_too_small_for_the_noise_allowed_are_told_once(scale, size):
     constant = StreamingGP(ScaleKernel(RBFKernel()), num_inducing=5)
     update = [X, torch.full_like(X, 1e-3)]
     assert not caught_in(lambda: constant.update(*update), PrecisionWarning)
+
+
+# -- too few points -------------------------------------------------------------------
+
+
+def test_float32_streams_that_need_more_points_are_told_so_and_enough_are_not():
+    batch, hours = torch.Size([100]), torch.linspace(0, 12, 96)
+    y = torch.sin(2 * hours + torch.linspace(0, 3, 100).unsqueeze(-1))
+
+    def learn_with(num_inducing):
+        likelihood = GaussianLikelihood(batch_shape=batch)
+        likelihood.noise = 1e-3
+        gp = StreamingGP(
+            kernel_of(100), likelihood, num_inducing=num_inducing, batch_shape=batch
+        )
+        for part in torch.arange(96).split(48):
+            gp.update(hours[part], y[:, part], num_steps=0)
+        error = (gp(hours).mean - y).square().mean().sqrt()
+        errors.append(float(error))
+
+    errors: list[float] = []
+    (text,) = caught_in(lambda: learn_with(8), BudgetWarning)
+    assert "Raise num_inducing" in text and "policy" not in text
+    assert caught_in(lambda: learn_with(32), BudgetWarning) == []
+    assert errors[1] < 0.5 * errors[0]
+
+
+# -- nothing to say -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("constraint", [None, Positive()])
+def test_a_constant_target_is_no_reason_to_warn(dtype, constraint):
+    likelihood = GaussianLikelihood(noise_constraint=constraint)
+    gp = StreamingGP(ScaleKernel(RBFKernel()), likelihood, num_inducing=20).to(dtype)
+
+    def updates():
+        for x in torch.linspace(0, 1, 60, dtype=dtype).chunk(3):
+            gp.update(x, torch.ones_like(x))
+            for posterior in (gp(x), gp.predict(x)):
+                assert (posterior.variance > 0).all()
+
+    assert caught_in(updates, Warning) == []

@@ -33,17 +33,7 @@ ENOUGH = 10  # data that show how much the targets vary
 def warn_once(
     model: StreamingCore, learned: Learned, data: Data, options: UpdateOptions
 ) -> frozenset[str]:
-    """Warn about what the user may not have intended, once per cause.
-
-    Args:
-        model: The model, as it was before the update.
-        learned: The state that it is about to take.
-        data: New data.
-        options: The options of the update.
-
-    Returns:
-        The causes warned about so far, for ``model.warned``.
-    """
+    """Warn about what the user may not have intended, once per cause."""
     causes = {
         "sharing": lambda: _sharing(model, options),
         "rounding": lambda: _rounding(model, data),
@@ -172,17 +162,7 @@ def _rounding(model: StreamingCore, data: Data) -> Found:
 
 
 def coarsest_step(points: Tensor, eps: float) -> float | None:
-    """The spacing of floating-point numbers where it hides that of the inputs.
-
-    Args:
-        points: ``(n, d)``.
-        eps: Relative precision of the dtype they came in.
-
-    Returns:
-        The largest spacing among columns whose distinct values are as close, or whose
-        only value is too large for that dtype to resolve whole numbers; ``None`` if
-        there is no such column.
-    """
+    """The largest spacing of floats that hides that of the inputs, if any."""
     low, high = torch.aminmax(points, dim=0)
     largest, extent = high.maximum(-low).clamp_min(1e-30), high - low
     if not bool((extent <= 2 * points.size(0) * eps * largest).any()):

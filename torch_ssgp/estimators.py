@@ -20,6 +20,7 @@ from gpytorch.means import Mean
 from torch import Tensor, nn
 
 from torch_ssgp import validation as check
+from torch_ssgp.exceptions import ArgumentError
 from torch_ssgp.inducing import InducingPolicy
 from torch_ssgp.likelihoods import couples_classes
 from torch_ssgp.models import StreamingGP
@@ -36,10 +37,6 @@ def default_kernel(num_dims: int, batch_shape: torch.Size = torch.Size()) -> Ker
     """A Matérn 5/2 kernel with one lengthscale per input.
 
     Inputs need no scaling: the first update reads their units off the data.
-
-    Args:
-        num_dims: Number of inputs.
-        batch_shape: One set of hyperparameters for each.
     """
     base = MaternKernel(2.5, ard_num_dims=num_dims, batch_shape=batch_shape)
     return ScaleKernel(base, batch_shape=batch_shape)
@@ -61,6 +58,14 @@ def checked_options(options: UpdateOptions | None) -> UpdateOptions:
         options, "options", UpdateOptions, "UpdateOptions(num_steps=50) or None"
     )
     return options
+
+
+def check_level(level: float) -> None:
+    """A probability of an interval."""
+    if not (check.is_number(level) and 0 < level < 1):
+        raise ArgumentError(
+            f"level is {level!r}; expected a probability between 0 and 1."
+        )
 
 
 def default_likelihood(batch_shape: torch.Size = torch.Size()) -> GaussianLikelihood:

@@ -131,14 +131,13 @@ class ExportedGP(nn.Module):
             Mean and variance of the targets, ``(*batch, n)`` each, noise included.
         """
         x = (x.unsqueeze(-1) if x.ndim == 1 else x).to(self.factor.dtype)
-        # While a trace is taken, sizes are not numbers that can be compared.
-        if not torch.jit.is_tracing():
-            self._check(x)
-
-        def buffer(name: Any) -> Tensor:
-            return getattr(self, name)
-
-        kernel = self.kernel.map(buffer)
+        d, is_traced = self.num_dims, torch.jit.is_tracing()  # then sizes are unknown
+        if not is_traced and d is not None and x.size(-1) != d:
+            raise ShapeError(
+                f"x has shape {tuple(x.shape)}; expected {d} columns, as the data the "
+                "model has seen."
+            )
+        kernel = self.kernel.map(lambda name: getattr(self, str(name)))
         mean, variance = self.prior_mean(x), kernel.variances(x)
         if self.num_dims is not None:
             v = kernel.gram(x, self.points) @ self.factor
@@ -176,13 +175,6 @@ class ExportedGP(nn.Module):
                 else:
                     setattr(ours, name, value.to(before))
 
-    def _check(self, x: Tensor) -> None:
-        if self.num_dims is not None and x.size(-1) != self.num_dims:
-            raise ShapeError(
-                f"x has shape {tuple(x.shape)}; expected {self.num_dims} columns, as "
-                "the data the model has seen."
-            )
-
 
 def _layout(exported: ExportedGP) -> Any:
     """What of an exported model is no value: two of one layout differ in buffers."""
@@ -201,12 +193,7 @@ def _outline(part: Any) -> Any:
 
 
 class _PriorMean(nn.Module):
-    r"""A linear mean, :math:`x^\top w + c`.
-
-    Args:
-        constant: ``(*batch, 1)``.
-        weights: ``(*batch, d, 1)``; ``None`` where the mean is constant.
-    """
+    r"""A linear mean, :math:`x^\top w + c`: ``(*batch, d, 1)`` and ``(*batch, 1)``."""
 
     constant: Tensor
     weights: Tensor | None
@@ -224,11 +211,7 @@ class _PriorMean(nn.Module):
 
 
 class _Noise(nn.Module):
-    """Gaussian noise.
-
-    Args:
-        noise: ``(*batch, 1)``, its variance.
-    """
+    """Gaussian noise, its variance ``(*batch, 1)``."""
 
     noise: Tensor
 
@@ -261,10 +244,6 @@ class _Counts(nn.Module):
     The integrals over ``f`` are sums over equidistant nodes, which converge faster
     than Gauss-Hermite quadrature where the function is wide: softplus has
     singularities at a distance of :math:`\pi` from the real line.
-
-    Args:
-        dtype: Dtype of the algebra.
-        device: Device of the model.
     """
 
     nodes: Tensor
@@ -297,17 +276,7 @@ _NODES = 129
 def export_predictor(
     predictor: Predictor, dtype: torch.dtype, num_dims: int | None, capacity: int
 ) -> ExportedGP:
-    """The plain module of a predictor.
-
-    Args:
-        predictor: What predicts.
-        dtype: Of the results.
-        num_dims: Number of inputs, if the model knows it.
-        capacity: Rows for which there is to be room.
-
-    Returns:
-        A module that shares nothing with the predictor.
-    """
+    """The plain module of a predictor, with room for ``capacity`` rows."""
     if dtype not in DTYPES:
         raise DtypeError(
             f"dtype is {dtype!r}; expected torch.float32 or torch.float64."

@@ -41,12 +41,7 @@ class Columns:
         return self.total / self.count.clip(1)
 
     def seen(self, rows: Sequence[Row], *, grow: bool) -> Columns:
-        """The columns after these data.
-
-        Args:
-            rows: New data.
-            grow: Whether new features become columns.
-        """
+        """The columns after these data."""
         names = list(self.names)
         if grow:
             new = {name for row in rows for name in row} - set(names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -77,7 +76,11 @@ class MultiOutputGP(AtomicModule, nn.Module):
         x_new: Tensor,
         y_new: Tensor,
         noise: Tensor | None = None,
-        **options: Any,
+        *,
+        learn: bool | int | str | None = None,
+        forget: float | str | None = None,
+        options: UpdateOptions | None = None,
+        **keywords: Any,
     ) -> UpdateResult:
         """Learn from new data; see :meth:`StreamingGP.update`.
 
@@ -85,25 +88,21 @@ class MultiOutputGP(AtomicModule, nn.Module):
             x_new: ``(*batch, n, d)`` or ``(n, d)``, shared by the outputs.
             y_new: ``(*batch, n, q)``, NaN where an output was not measured.
             noise: Known noise variances ``(*batch, n, q)``.
-            **options: Options of :class:`~torch_ssgp.UpdateOptions`.
+            learn: Whether to learn hyperparameters.
+            forget: Power of the past's likelihood.
+            options: All other options, and defaults of these.
+            **keywords: Fields of :class:`~torch_ssgp.UpdateOptions`. Their
                 ``inducing_points`` are ``(m, d)``, or one set per output,
                 ``(*batch, q, m, d)``.
 
         Returns:
             The report of the update, with one bound per output.
         """
-        known = [field.name for field in fields(UpdateOptions)]
-        check.check_options(options, known, "MultiOutputGP.update")
-        chosen = UpdateOptions(**options)
         y = self._by_output(y_new, "y_new", x_new)
-        noise = None if noise is None else self._by_output(noise, "noise", x_new)
-        with self.model.locks.turn(self.model.device):
-            return self._learn(self._shared(x_new), y, noise, chosen)
-
-    def _learn(
-        self, x: Tensor, y: Tensor, noise: Tensor | None, options: UpdateOptions
-    ) -> UpdateResult:
-        return self.model.learn_from(self.model.check_data(x, y, noise), options)
+        if isinstance(noise, Tensor):
+            noise = self._by_output(noise, "noise", x_new)
+        chosen: dict[str, Any] = {"learn": learn, "forget": forget, "options": options}
+        return self.model.update(self._shared(x_new), y, noise, **chosen, **keywords)
 
     def condition_on_observations(
         self, x: Tensor, y: Tensor, noise: Tensor | None = None

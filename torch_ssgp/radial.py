@@ -15,21 +15,12 @@ def far(like: Tensor) -> float:
 
     It is lost to rounding, while denormal numbers, which smaller ones and their
     products would be, take a processor ten times as long.
-
-    Args:
-        like: A tensor of the dtype.
     """
     return -100.0 if like.dtype == torch.float64 else -40.0
 
 
 def radial(q: Tensor, nu: float | None, alpha: Tensor | None) -> Tensor:
-    r"""A Matérn or rational quadratic kernel of :math:`q = -\tfrac12 r^2`.
-
-    Args:
-        q: ``(*batch, n1, n2)``.
-        nu: Smoothness of Matérn kernels.
-        alpha: ``(*batch, 1)``, exponent of rational quadratic ones.
-    """
+    r"""A Matérn or rational quadratic kernel of :math:`q = -\tfrac12 r^2`."""
     if nu is not None:
         # Without a gradient there is nothing to keep for it.
         return _Matern.apply(q, nu) if q.requires_grad else matern(q, nu)[0]

@@ -18,6 +18,7 @@ from torch_ssgp.estimators import (
     Array,
     as_array,
     as_tensor,
+    check_level,
     checked_options,
     class_likelihood,
     class_probabilities,
@@ -316,10 +317,7 @@ class StreamingGPRegressor(_StreamingGP, base.MiniBatchRegressor):
             x: Features.
             level: The probability, between 0 and 1.
         """
-        if not (check.is_number(level) and 0 < level < 1):
-            raise ArgumentError(
-                f"level is {level!r}; expected a probability between 0 and 1."
-            )
+        check_level(level)
         mean, std = self._predict([as_row(x)])
         half = self._calibration.half_width(level) * float(std[0])
         return conf.Interval(lower=float(mean[0]) - half, upper=float(mean[0]) + half)

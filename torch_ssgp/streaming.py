@@ -16,15 +16,17 @@ from torch import Tensor
 from torch_ssgp import likelihoods
 from torch_ssgp import validation as check
 from torch_ssgp.estimators import (
+    check_level,
     checked_options,
     class_probabilities,
     learn,
     moments,
 )
-from torch_ssgp.exceptions import ArgumentError, MissingDependencyError, ShapeError
+from torch_ssgp.exceptions import ArgumentError, ShapeError
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.multioutput import MultiOutputGP
 from torch_ssgp.update import UpdateOptions, UpdateResult
+from torch_ssgp.update.ascent import progress_bar
 
 NAN = float("nan")
 
@@ -117,10 +119,7 @@ def stream(
             "MultiOutputGP."
         )
     options = checked_options(options)
-    if not (check.is_number(level) and 0 < level < 1):
-        raise ArgumentError(
-            f"level is {level!r}; expected a probability between 0 and 1."
-        )
+    check_level(level)
     check.check_flag(progress, "progress")
     check.check_from_memory(from_memory)
     return _run(model, batches, options, level, progress)
@@ -133,7 +132,7 @@ def _run(
     level: float,
     progress: bool,
 ) -> Iterator[Record]:
-    for batch in _with_progress_bar(batches) if progress else batches:
+    for batch in progress_bar("stream", over=batches) if progress else batches:
         core, x, y, noise = _as_data(batch, model)
         start = time.perf_counter()
         core.check_data(x, y, noise)  # before anything is predicted from them
@@ -154,21 +153,16 @@ def _run(
 # -- data ---------------------------------------------------------------------------
 
 
-class Batch(NamedTuple):
-    """A batch in the shape and dtype of the model that learns it."""
-
-    core: StreamingGP
-    x: Tensor
-    y: Tensor
-    noise: Tensor | None
-
-
-def _as_data(batch: Any, model: StreamingGP | MultiOutputGP) -> Batch:
+def _as_data(
+    batch: Any, model: StreamingGP | MultiOutputGP
+) -> tuple[StreamingGP, Tensor, Tensor, Tensor | None]:
     """A batch as tensors of the model; a single datum becomes a batch of one."""
-    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+    is_several = isinstance(batch, tuple | list)
+    if not is_several or len(batch) not in (2, 3):
+        size = f" of {len(batch)}" if is_several else ""
         raise ShapeError(
-            f"A batch is {_described(batch)}; expected a pair (x, y), or (x, y, noise) "
-            "with known noise variances."
+            f"A batch is {check.kind_of(batch)}{size}; expected a pair (x, y), or "
+            "(x, y, noise) with known noise variances."
         )
     several = isinstance(model, MultiOutputGP)
     core = model.model if isinstance(model, MultiOutputGP) else model
@@ -184,29 +178,13 @@ def _as_data(batch: Any, model: StreamingGP | MultiOutputGP) -> Batch:
                 "one column per output."
             )
         y, noise = y.mT, None if noise is None else noise.mT
-    return Batch(core, x, y, noise)
+    return core, x, y, noise
 
 
 def _as_tensor(value: Any, model: StreamingGP) -> Tensor:
     if not isinstance(value, Tensor):
         value = torch.from_numpy(np.array(value, dtype=np.float64))
     return value.to(model.device, model.dtype)
-
-
-def _described(batch: Any) -> str:
-    if isinstance(batch, tuple | list):
-        return f"{check.kind_of(batch)} of {len(batch)}"
-    return check.kind_of(batch)
-
-
-def _with_progress_bar(batches: Iterable[Any]) -> Iterable[Any]:
-    try:
-        from tqdm.auto import tqdm
-    except ImportError as error:
-        raise MissingDependencyError(
-            "progress=True needs tqdm. Install it with: pip install 'torch_ssgp[plot]'"
-        ) from error
-    return tqdm(batches, desc="stream", unit="batch")
 
 
 # -- scores -------------------------------------------------------------------------

@@ -5,13 +5,11 @@ r"""BoTorch models whose cost does not grow with the number of evaluations.
 every acquisition function that needs a posterior, a fantasy or a sample path.
 
 ==================  ===================================================================
-``model.py``        ``SingleTaskStreamingGP``: construct, learn, save
-``base.py``         its parts, posteriors and conditioning
+``model.py``        ``SingleTaskStreamingGP``: learn, predict, condition, save
 ``checks.py``       validation, with BoTorch's errors
 ``units.py``        standardisation: the memory in other units
 ``outputs.py``      outputs as a batch of the streaming model, and back
 ``paths.py``        sample paths (Matheron's rule)
-``files.py``        models in files
 ==================  ===================================================================
 
 This is the only package that needs BoTorch: ``pip install 'torch_ssgp[botorch]'``.

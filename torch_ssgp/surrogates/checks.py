@@ -49,15 +49,7 @@ def check_is_fixed(transform: nn.Module | None) -> None:
 def check_inputs(
     X: Tensor, name: str, num_dims: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Require inputs ``(..., n, d)`` that go with a model.
-
-    Args:
-        X: The inputs.
-        name: Their name in messages.
-        num_dims: Input dimension of the model.
-        dtype: Dtype of the model.
-        device: Device of the model.
-    """
+    """Require inputs ``(..., n, d)`` that go with a model."""
     check_tensor(X, name)
     if X.ndim < 2 or X.size(-1) != num_dims:
         raise BotorchTensorDimensionError(
@@ -74,13 +66,7 @@ def check_inputs(
 
 
 def check_outputs(X: Tensor, Y: Tensor, num_outputs: int | None = None) -> None:
-    """Require outcomes ``(..., n, m)`` for inputs ``(..., n, d)``.
-
-    Args:
-        X: The inputs.
-        Y: The outcomes.
-        num_outputs: ``m`` of the model, where there is one already.
-    """
+    """Require outcomes ``(..., n, m)`` for inputs ``(..., n, d)``."""
     check_tensor(Y, "Y")
     if Y.ndim < 2 or (Y.ndim == X.ndim - 1 and Y.shape == X.shape[:-1]):
         raise BotorchTensorDimensionError(
@@ -102,14 +88,7 @@ def check_outputs(X: Tensor, Y: Tensor, num_outputs: int | None = None) -> None:
 def check_data(
     X: Tensor, Y: Tensor, Yvar: Tensor | None, num_outputs: int | None = None
 ) -> None:
-    """Require training data of one dtype, device and batch shape.
-
-    Args:
-        X: ``batch_shape x n x d`` inputs.
-        Y: ``batch_shape x n x m`` outcomes.
-        Yvar: ``batch_shape x n x m`` noise variances.
-        num_outputs: ``m`` of the model, where there is one already.
-    """
+    """Require training data of one dtype, device and batch shape."""
     check_tensor(X, "X")
     if X.ndim < 2 or X.size(-2) == 0:
         raise BotorchTensorDimensionError(
@@ -172,14 +151,7 @@ def check_variances(value: Tensor, name: str) -> None:
 def broadcast_observations(
     X: Tensor, Y: Tensor, noise: Tensor | None, batch_shape: torch.Size
 ) -> tuple[Tensor, Tensor | None]:
-    """Outcomes, and their noise, with the batch dimensions of all arguments.
-
-    Args:
-        X: ``... x n x d`` inputs.
-        Y: ``... x n x m`` outcomes.
-        noise: ``... x (1 or n) x m`` variances.
-        batch_shape: Batch shape of the model.
-    """
+    """Outcomes, and their noise, with the batch dimensions of all arguments."""
     try:
         batch = torch.broadcast_shapes(batch_shape, X.shape[:-2], Y.shape[:-2])
         Y = Y.expand(*batch, *Y.shape[-2:])

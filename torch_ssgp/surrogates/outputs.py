@@ -61,12 +61,7 @@ def dense(mvn: MultivariateNormal, always: bool = False) -> MultivariateNormal:
 
 
 def with_noise(mvn: MultivariateNormal, variances: Tensor) -> MultivariateNormal:
-    """The distribution with observation noise added.
-
-    Args:
-        mvn: A distribution in the layout of the core.
-        variances: Variances in that layout, or broadcastable.
-    """
+    """The distribution with noise, whose variances have the layout of the core."""
     try:
         variances = variances.expand(mvn.mean.shape)
     except RuntimeError:
@@ -100,23 +95,13 @@ def select(value: Tensor, dim: int, chosen: list[int]) -> Tensor:
 
 
 def select_outputs(core: StreamingGP, chosen: list[int]) -> StreamingGP:
-    """A streaming model of some of the functions in the last batch dimension.
-
-    Args:
-        core: The model.
-        chosen: Indices of the functions to keep.
-    """
+    """A streaming model of some of the functions in the last batch dimension."""
     before = (slice(None),) * (len(core.batch_shape) - 1)
     return taken(core, (*before, chosen[0] if len(chosen) == 1 else chosen))
 
 
 def repeated(core: StreamingGP, batch: torch.Size) -> StreamingGP:
-    """A copy for several fantasies that have observed nothing.
-
-    Args:
-        core: The model.
-        batch: Batch shape of the copy.
-    """
+    """A copy for several fantasies that have observed nothing."""
     new = core.light_copy()
     names = ("g", "y", "target")
     values = {name: getattr(new.memory, name).expand(*batch, -1) for name in names}

@@ -46,12 +46,6 @@ def draw_prior_paths(
 
     The paths hold frozen copies of the modules, so they do not change when the model
     learns.
-
-    Args:
-        model: The model.
-        sample_shape: Shape of the paths.
-        num_features: Number of random features.
-        **ignored: Options of other prior samplers of BoTorch.
     """
     kernel, mean, _ = model.model.frozen_modules(model.model.dtype)
     features = gen_kernel_features(
@@ -77,14 +71,7 @@ def draw_update_paths(
     sample_values: Tensor,
     **ignored: Any,
 ) -> GeneralizedLinearPath:
-    r"""The update of prior paths by the rows.
-
-    Args:
-        model: The model.
-        likelihood: Not used: the model has one.
-        sample_values: Values of the paths at the points of the memory.
-        **ignored: Options of other update strategies of BoTorch.
-    """
+    r"""The update of prior paths by the rows."""
     core = model.model
     predictor = core.predictor()
     if predictor.tails:  # the factor of all rows, those of fantasies too
@@ -117,13 +104,7 @@ def values_then(
         f_{then} - m = d (f - m) + e, \quad d = \exp(-w \, age), \quad
         e \sim N(0, K_{then} - d K d^\top)
 
-    Args:
-        predictor: The predictor, with its points.
-        form: Its covariance.
-        f: ``(*sample, *batch, r)``, values of now.
-
-    Returns:
-        Values of then, and ``d``, ``(*batch, r)``.
+    Values of now are ``(*sample, *batch, r)``; returns those of then, and ``d``.
     """
     assert predictor.now is not None
     x, time = predictor.points[..., :-1], predictor.points[..., -1]
@@ -149,14 +130,7 @@ def draw_posterior_paths(
     prior_sampler: Callable,
     update_strategy: Callable,
 ) -> MatheronPath:
-    """Paths of the posterior.
-
-    Args:
-        model: The model.
-        sample_shape: Shape of the paths.
-        prior_sampler: Draws paths of the prior.
-        update_strategy: Draws the update from the data.
-    """
+    """Paths of the posterior."""
     with model.model.locks.commit:  # both from one posterior
         z = model.inducing_points.to(model.model.dtype)
         prior = prior_sampler(model=model, sample_shape=sample_shape)

@@ -40,13 +40,7 @@ class Moments(NamedTuple):
     squares: Tensor
 
     def extended(self, Y: Tensor, power: Tensor | float) -> Moments:
-        """The moments with those of new outcomes.
-
-        Args:
-            Y: ``batch_shape x n x m`` new outcomes.
-            power: Weight of the outcomes seen before, one for all or
-                ``batch_shape x 1 x m``; 1 forgets nothing.
-        """
+        """With new outcomes ``Y``; those before have the weight ``power``."""
         n, old = Y.size(-2), power * self.number
         total = old + n
         mean = Y.mean(-2, keepdim=True)
@@ -68,16 +62,7 @@ class Moments(NamedTuple):
 def set_standardization(
     transform: Any, means: Tensor, stdvs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Change the constants of a ``Standardize``.
-
-    Args:
-        transform: The outcome transform of a model.
-        means: ``batch_shape x 1 x m``, or broadcastable.
-        stdvs: ``batch_shape x 1 x m``, or broadcastable.
-
-    Returns:
-        Scale and shift from the old units to the new ones, ``batch_shape x 1 x m``.
-    """
+    """Change a ``Standardize``; returns scale and shift from old units to new ones."""
     if type(transform) is not Standardize:
         raise UnsupportedError(
             f"The outcome transform is {type(transform).__name__}; only the "
@@ -95,13 +80,7 @@ def set_standardization(
 
 
 def rescale(core: StreamingGP, scale: Tensor, shift: Tensor) -> None:
-    """Convert a streaming model to other units, in place.
-
-    Args:
-        core: The model; no other thread may use it.
-        scale: ``(*batch,)``, :math:`c > 0`.
-        shift: ``(*batch,)``, :math:`e`.
-    """
+    """Convert a model to other units in place; scale and shift are ``(*batch,)``."""
     _rescale_modules(core, scale, shift)
     core.memory = _rescaled_memory(core.memory, scale, shift)
 

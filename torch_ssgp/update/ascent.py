@@ -257,7 +257,7 @@ def maximize(
     )
     if not variables:
         return Ascended(nothing, 0, True)
-    bar = _progress_bar(num_steps) if options.progress else None
+    bar = progress_bar("update", num_steps) if options.progress else None
     callback = _chain(options.callback, bar)
     ascent = Ascent(objective, variables, callback, options.trust_region)
     run = {"adam": _adam_and_newton, "lbfgs": _lbfgs}[name]
@@ -489,11 +489,12 @@ def _chain(callback: Callback | None, bar: Any) -> Callback | None:
     return both
 
 
-def _progress_bar(total: int) -> Any:
+def progress_bar(what: str, total: int | None = None, over: Any = None) -> Any:
+    """A bar of ``total`` steps, or over an iterable. Needs tqdm."""
     try:
         from tqdm.auto import tqdm
     except ImportError as error:
         raise MissingDependencyError(
             "progress=True needs tqdm. Install it with: pip install 'torch_ssgp[plot]'"
         ) from error
-    return tqdm(total=total, desc="update", leave=False)
+    return tqdm(over, desc=what, total=total, leave=over is not None)

@@ -134,12 +134,6 @@ def resize_like(
     """Give parameters or buffers the sizes they have in a state, before it is loaded.
 
     The number of dimensions never changes: torch refuses another one by name.
-
-    Args:
-        module: The module that owns them.
-        names: Their names.
-        state_dict: The state.
-        prefix: Prefix of the names in the state.
     """
     for name in names:
         ours, value = getattr(module, name), state_dict.get(prefix + name)

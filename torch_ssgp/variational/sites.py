@@ -1,6 +1,11 @@
 """The mathematics of a strategy with a past, as pure functions of tensors.
 
-Letters as in :mod:`torch_ssgp.variational`.
+Letters as in :mod:`torch_ssgp.variational`. Shapes, after batch dimensions: ``L``
+``(m_b, m_b)``, Cholesky factor of ``K_bb``; ``K_ba`` ``(m_b, m_a)``; ``K_aa``
+``(m_a, m_a)``, with jitter; ``same`` ``(m_b, m_a)``, which new points are which old
+ones; ``U`` ``(p, m_a)`` and ``r`` ``(p,)``, rows of the past and their residuals;
+whitened moments of q(b): ``mean`` ``(m_b,)``, ``covariance`` ``(m_b, m_b)``, and any
+``root`` of it.
 """
 
 from __future__ import annotations
@@ -57,12 +62,6 @@ def cross_covariance(K_ba: Tensor, L: Tensor, same: Tensor) -> Tensor:
     The column of a kept point takes the value of its column in
     :math:`K_{bb} = L L^\top`, without which every absorb would leak information. Its
     gradient stays that of the kernel, because old points do not move with new ones.
-
-    Args:
-        K_ba: ``(*batch, m_b, m_a)``, the kernel alone.
-        L: ``(*batch, m_b, m_b)``, Cholesky factor of ``K_bb``.
-        same: ``(*batch, m_b, m_a)``, which new points are which old ones, see
-            :func:`torch_ssgp.modules.same_variables`.
     """
     columns = L @ (L.mT @ same.to(L.dtype))
     kept = same.any(-2, keepdim=True)
@@ -86,22 +85,8 @@ def expected_misfit(
             + \mathrm{tr}\, U (K_{aa} - A_a^\top A_a) U^\top
             + \mathrm{tr}\, G^\top S G \big),
 
-    with :math:`A_a = L^{-1} K_{ba}`, :math:`G = A_a U^\top` and
-    :math:`r = g - U m_a`.
-
-    Args:
-        L: ``(*batch, m_b, m_b)``, Cholesky factor of ``K_bb``.
-        K_ba: ``(*batch, m_b, m_a)``, see :func:`cross_covariance`.
-        K_aa: ``(*batch, m_a, m_a)``, jitter included.
-        same: ``(*batch, m_b, m_a)``, as in :func:`cross_covariance`.
-        U: ``(*batch, p, m_a)``.
-        r: ``(*batch, p)``, targets minus their prior mean.
-        mean: ``(*batch, m_b)``, whitened mean :math:`\mu` of q(b).
-        covariance: ``(*batch, m_b, m_b)``, whitened covariance :math:`S` of q(b);
-            ``None`` if q is a point.
-
-    Returns:
-        ``(*batch,)``, not negative.
+    with :math:`A_a = L^{-1} K_{ba}`, :math:`G = A_a U^\top` and :math:`r = g - U m_a`.
+    If q is a point, it has no ``covariance``. The result is not negative.
     """
     A_a = solve_lower(L, K_ba)
     G = A_a @ U.mT
@@ -137,16 +122,6 @@ def divide_by_prior(
     was surprising by ``max_surprise`` standard deviations,
     :math:`1 - \sigma_i = \mu_i^2 / z_{max}^2`, at most a half. Where the mean has not
     moved, nothing was observed.
-
-    Args:
-        L: ``(*batch, m, m)``, Cholesky factor of ``K_bb``.
-        m_b: ``(*batch, m)``, prior mean.
-        mean: ``(*batch, m)``, whitened mean :math:`\mu` of q.
-        root: ``(*batch, m, m)``, any root of the whitened covariance, ``S = R Rᵀ``.
-        max_surprise: :math:`z_{max}`, for directions in which q is too wide.
-
-    Returns:
-        The past; exact where nothing was clipped.
     """
     # Singular values of the root, not eigenvalues of S: small ones keep their digits.
     V, root_variance, _ = torch.linalg.svd(root)
@@ -176,21 +151,11 @@ def divide_by_prior(
 def predict_whitened(
     L: Tensor, L_c: Tensor, K_bc: Tensor, mean: Tensor, root: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""q at other inducing points, in the whitened coordinates of those.
+    r"""q at other inducing points, whitened there: its mean, and a Cholesky factor.
 
     .. math::
         \mu_c = B^\top \mu, \quad S_c = I - B^\top B + B^\top S B, \quad
         B = L^{-1} K_{bc} L_c^{-\top}
-
-    Args:
-        L: ``(*batch, m_b, m_b)``, Cholesky factor of ``K_bb``.
-        L_c: ``(*batch, m_c, m_c)``, Cholesky factor of ``K_cc``.
-        K_bc: ``(*batch, m_b, m_c)``, see :func:`cross_covariance`.
-        mean: ``(*batch, m_b)``, whitened mean :math:`\mu`.
-        root: ``(*batch, m_b, m_b)``, root of the whitened covariance.
-
-    Returns:
-        :math:`\mu_c` ``(*batch, m_c)`` and the Cholesky factor of :math:`S_c`.
     """
     B = solve_lower(L_c, solve_lower(L, K_bc).mT).mT
     eye = torch.eye(B.size(-1), dtype=B.dtype, device=B.device)

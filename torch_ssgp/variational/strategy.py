@@ -16,6 +16,7 @@ from linear_operator.operators import (
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from torch_ssgp import settings
 from torch_ssgp import validation as check
@@ -258,24 +259,18 @@ class StreamingVariationalStrategy(VariationalStrategy):
             How many directions were clipped, and how much is stored.
         """
         check.check_positive(max_surprise, "max_surprise")
-        optimizers, q = as_tuple(optimizer), self._variational_distribution
+        optimizers = as_tuple(optimizer)
         z_b = self.inducing_points.detach()
         z_c = self._check_inducing_points(inducing_points)
-        dtype = settings.algebra_dtype.of(z_b.dtype)
-        mean, root = self._whitened_moments(dtype)
+        mean, root = self._whitened_moments(settings.algebra_dtype.of(z_b.dtype))
 
         prior = self.model.forward(z_b)
-        L = self._absorb_factor(prior.lazy_covariance_matrix, dtype)
-        m_b = prior.mean.to(dtype)
-        past = divide_by_prior(L, m_b, mean, root, max_surprise)
-        _check_finite(past.U, past.g, past.log_evidence)
-
+        L = self._cholesky(prior.lazy_covariance_matrix, mean.dtype)
+        past = divide_by_prior(L, prior.mean.to(L), mean, root, max_surprise)
         parameters: dict[str, Tensor] = {}
         if z_c is not None:
             parameters = self._predicted_parameters(z_b, z_c, L, mean, root)
-            _check_finite(*parameters.values())
-
-        information = 0.5 * torch.log1p(squared_norm(past.U @ L, -1)).sum(-1)
+        _check_finite(past.U, past.g, past.log_evidence, *parameters.values())
 
         @torch.no_grad()
         def change() -> None:
@@ -284,18 +279,29 @@ class StreamingVariationalStrategy(VariationalStrategy):
             self.old_log_evidence = past.log_evidence
             self.variational_params_initialized.fill_(1)
             if z_c is not None:
-                if isinstance(self.inducing_points, nn.Parameter):
-                    replace_parameter(self, "inducing_points", z_c, optimizers)
-                else:
-                    self.inducing_points = z_c.clone()
-                for name, value in parameters.items():
-                    replace_parameter(q, name, value, optimizers)
-                q.num_inducing_points = z_c.size(-2)
+                self._move(z_c, parameters, optimizers)
             self.seen = None
             self._clear_cache()
 
         atomic_change(change, [self], optimizers)
+        information = 0.5 * torch.log1p(squared_norm(past.U @ L, -1)).sum(-1)
         return AbsorbResult(past.num_clipped, information)
+
+    def _move(
+        self,
+        z_c: Tensor,
+        parameters: dict[str, Tensor],
+        optimizers: tuple[Optimizer, ...],
+    ) -> None:
+        """Take other inducing points, and the parameters of q there."""
+        if isinstance(self.inducing_points, nn.Parameter):
+            replace_parameter(self, "inducing_points", z_c, optimizers)
+        else:
+            self.inducing_points = z_c.clone()
+        q = self._variational_distribution
+        for name, value in parameters.items():
+            replace_parameter(q, name, value, optimizers)
+        q.num_inducing_points = z_c.size(-2)
 
     def _check_inducing_points(self, z_c: Tensor | None) -> Tensor | None:
         """The next inducing points, or ``None`` if they stay."""
@@ -337,15 +343,10 @@ class StreamingVariationalStrategy(VariationalStrategy):
             root = root.sqrt()
         else:
             root = _safe_cholesky(to_dense(covariance).to(dtype))
-        if not (torch.isfinite(mean).all() and torch.isfinite(root).all()):
-            raise NonFiniteError(
-                "q has NaN or infinite values and cannot be absorbed; the state is "
-                "unchanged. Restore parameters from before training diverged, or "
-                "train with a smaller learning rate."
-            )
+        _check_finite(mean, root)
         return mean, root
 
-    def _absorb_factor(self, K: LinearOperator, dtype: torch.dtype) -> Tensor:
+    def _cholesky(self, K: LinearOperator, dtype: torch.dtype) -> Tensor:
         return _safe_cholesky(to_dense(K.add_jitter(self.jitter_val)).to(dtype))
 
     def _predicted_parameters(
@@ -354,7 +355,7 @@ class StreamingVariationalStrategy(VariationalStrategy):
         """Parameters of the variational distribution that predicts at ``z_c``."""
         num_b, dtype = z_b.size(-2), L.dtype
         K = self.model.forward(torch.cat([z_b, z_c], -2)).lazy_covariance_matrix
-        L_c = self._absorb_factor(K[..., num_b:, num_b:], dtype)
+        L_c = self._cholesky(K[..., num_b:, num_b:], dtype)
         K_bc = to_dense(K[..., :num_b, num_b:]).to(dtype)
         K_bc = cross_covariance(K_bc, L, _same_points(z_b, z_c))
         mean_c, chol_c = predict_whitened(L, L_c, K_bc, mean, root)
@@ -383,9 +384,7 @@ class StreamingVariationalStrategy(VariationalStrategy):
         """Not offered: GPyTorch 1.15 computes fantasies with the wrong noise."""
         raise_no_fantasies(self)
 
-    def amortized_exact_gp(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not offered, like :meth:`get_fantasy_model`."""
-        raise_no_fantasies(self)
+    amortized_exact_gp = get_fantasy_model
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         # What was kept has the old dtype or device.
@@ -453,8 +452,9 @@ def _safe_cholesky(K: Tensor) -> Tensor:
 def _check_finite(*values: Tensor) -> None:
     if not all(bool(torch.isfinite(value).all()) for value in values):
         raise NonFiniteError(
-            "The posterior to absorb has NaN or infinite values; the state is "
-            "unchanged. Check the hyperparameters of the model for NaN."
+            "q or the hyperparameters have NaN or infinite values and cannot be "
+            "absorbed; the state is unchanged. Restore parameters from before training "
+            "diverged, or train with a smaller learning rate."
         )
 
 

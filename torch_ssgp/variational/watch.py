@@ -24,11 +24,7 @@ MULTIPLIER = -7046029254386353131  # 2⁶⁴ / golden ratio: spreads bits over a
 
 
 class SeenData:
-    """Data that an objective has seen since the last ``absorb``.
-
-    Args:
-        num_data: Size of the batch.
-    """
+    """Data that an objective has seen since the last ``absorb``."""
 
     def __init__(self, num_data: int) -> None:
         self.stride = max(1, num_data // SAMPLE)
@@ -38,12 +34,7 @@ class SeenData:
         self.is_counting = True
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """Count the data of one evaluation.
-
-        Args:
-            x: ``(n, ...)`` inputs.
-            y: ``(n, ...)`` targets.
-        """
+        """Count the data of one evaluation."""
         self.num_calls += 1
         waits = x.device.type != "cpu"
         if not self.is_counting or (waits and self.num_calls % EVERY):
@@ -59,11 +50,7 @@ class SeenData:
             self.once = torch.cat([self.once, keys[~known]])
 
     def is_more_than(self, num_data: int) -> bool:
-        """Whether more data returned than a batch has.
-
-        Args:
-            num_data: Size of the batch.
-        """
+        """Whether more data returned than a batch has."""
         limit = num_data / self.stride
         if self.stride > 1:  # a sample: six standard deviations above its size
             limit += 6 * limit**0.5
@@ -73,15 +60,7 @@ class SeenData:
 
 
 def data_keys(x: Tensor, y: Tensor) -> Tensor:
-    """One integer per datum, the same for equal data.
-
-    Args:
-        x: ``(n, ...)`` inputs.
-        y: ``(n, ...)`` targets.
-
-    Returns:
-        ``(n,)``.
-    """
+    """One integer per datum, the same for equal data."""
     rows = torch.cat([t.reshape(len(t), -1).double() for t in (x, y)], -1)
     # Integers: their sum does not depend on the order. Mixed, or grids would collide.
     bits = rows.view(torch.int64)
@@ -99,14 +78,7 @@ def label(output: Any, x: Any) -> Any:
 
 
 def check_absorbed(strategy: Any, output: Any, target: Tensor, num_data: int) -> None:
-    """Warn once if a second batch is trained on without an ``absorb`` before it.
-
-    Args:
-        strategy: A streaming strategy, wrapped or not.
-        output: What the model returned, with ``n`` points.
-        target: The targets.
-        num_data: Size of the batch.
-    """
+    """Warn once if a second batch is trained on without an ``absorb`` before it."""
     x, num_dims = getattr(output, "inputs", None), len(output.event_shape)
     if x is None or target.dim() < num_dims:
         return
