@@ -78,7 +78,7 @@ def test_a_benchmark_runs_once_and_draws(
     if name in ("run", "frontier", "latency", "merge"):  # others, too, but slowly
         assert rows_of(tmp_path, name) == rows
     if name == "frontier":
-        (line,) = frontier.table(rows)
+        (line,) = frontier.table(read(tmp_path / "data" / "rows.json"))
         assert line["stream"] == "revisiting" and {*frontier.LINES} < {*line}
 
 

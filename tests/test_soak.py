@@ -7,7 +7,6 @@ import pytest
 
 from conftest import FULL
 from workbench import results, soak
-from workbench.soak_stream import CHANGES
 
 UPDATES = 300 if FULL else 66
 
@@ -36,7 +35,7 @@ def test_no_update_raises_or_leaves_nan(report: results.Contents) -> None:
 
 def test_the_run_meets_every_change_and_every_batch(report: results.Contents) -> None:
     met = {row["change"] for row in rows(report, "regime")}
-    assert met == {change.name for change in CHANGES}
+    assert met == {change.name for change in soak.CHANGES}
     (total,) = rows(report, "totals")
     odd = {"outlier", "identical inputs", "same batch again"}
     assert set(total["batches"]) == {"plain", "one point", *odd}

@@ -14,7 +14,7 @@ because other projects install a top-level ``scripts``.
 ``prequential``, ``picture``   our river front beside river's models
 ``bayesopt``, ``merging``      surrogates for BoTorch; models of three sites
 ``reproduce``                  the paper: ``experiments`` and ``figures``
-``soak``, ``soak_stream``      ten thousand updates of one model
+``soak``                       ten thousand updates of one model
 ``likelihoods``                models of labels, counts and outliers
 ``tables``                     tables of the docs and of README.md, from files
 ``input_contract``             every bad input and its error

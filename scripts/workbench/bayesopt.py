@@ -1,7 +1,6 @@
 """Bayesian optimisation with a streaming surrogate: regret and cost.
 
-    python scripts/benchmark.py bayesopt              all tables
-    python scripts/benchmark.py bayesopt regret cost  some of them
+    python scripts/benchmark.py bayesopt
 
 Regret is the distance to the known maximum; every method has the same seeds and initial
 designs. Times are CPU time on one thread, medians of repetitions in which the methods
@@ -12,11 +11,11 @@ not run again.
 from __future__ import annotations
 
 import copy
-import itertools
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -41,6 +40,7 @@ from workbench.results import Row, Table, header, quiet, read
 from workbench.timing import median_times
 
 STREAMING, EXACT, RANDOM = "streaming", "exact", "random"
+REFIT = "exact refit"
 CASE = ["Hartmann-6"]
 TINY = ((20, 120), 10, 1)  # arguments of a quick run
 NAMES = ("table", "case", "method", "seed")
@@ -145,9 +145,7 @@ def optimise(
         torch.manual_seed(seed)
         X = draw_sobol_samples(bounds, n=num_initial, q=1, seed=seed).squeeze(-2)
         if surrogate is None:
-            unit = torch.rand(
-                num_evaluations - num_initial, bounds.size(-1), dtype=torch.float64
-            )
+            unit = torch.rand(num_evaluations - num_initial, X.size(-1)).double()
             X = torch.cat([X, bounds[0] + (bounds[1] - bounds[0]) * unit])
             Y = problem(X).unsqueeze(-1)
         else:
@@ -205,19 +203,13 @@ def cost(
     jobs: dict[tuple[str, int], Callable[[], object]] = {}
     for size in sizes:
         streaming, exact = cost_jobs(size, num_inducing)
-        jobs |= {(STREAMING, size): streaming, ("exact refit", size): exact}
-    medians = median_times(jobs, repeats)
-    return [
-        {
-            "table": "cost",
-            "case": f"{size} evaluations",
-            "method": method,
-            "seconds": medians[method, size],
-            "ratio": medians[method, size] / medians["exact refit", size],
-        }
-        for method in (STREAMING, "exact refit")
-        for size in sizes
-    ]
+        jobs |= {(STREAMING, size): streaming, (REFIT, size): exact}
+    seconds, rows = median_times(jobs, repeats), []
+    for method, size in product((STREAMING, REFIT), sizes):
+        row = {"table": "cost", "case": f"{size} evaluations", "method": method}
+        ratio = seconds[method, size] / seconds[REFIT, size]
+        rows.append({**row, "seconds": seconds[method, size], "ratio": ratio})
+    return rows
 
 
 def cost_jobs(size: int, num_inducing: int) -> list[Callable[[], None]]:
@@ -253,21 +245,14 @@ def cost_jobs(size: int, num_inducing: int) -> list[Callable[[], None]]:
     return [partial(job, ours), partial(job, exact)]
 
 
-# ----------------------------------------------------------------------- the command
-
-
-TABLES = ("cost", "regret")
-
-
 def draw(rows: list[Row], path: Path) -> None:
     """Seconds per evaluation, of the streaming and of the exact model."""
     figure, ax = pyplot.subplots(figsize=(6, 3.6))
-    for method, color in (("streaming", "tab:blue"), ("exact refit", "tab:red")):
+    for method, color in ((STREAMING, "tab:blue"), (REFIT, "tab:red")):
         kept = [r for r in rows if r["table"] == "cost" and r["method"] == method]
         sizes = [int(row["case"].split()[0]) for row in kept]
-        ax.plot(
-            sizes, [row["seconds"] for row in kept], "o-", color=color, label=method
-        )
+        seconds = [row["seconds"] for row in kept]
+        ax.plot(sizes, seconds, "o-", color=color, label=method)
     ax.set(xscale="log", yscale="log")
     ax.set(xlabel="evaluations so far", ylabel="CPU seconds of the next")
     ax.grid(color="0.9")
@@ -276,26 +261,20 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run what is missing; what is measured in one run is replaced as a whole."""
+    """Run what is missing; costs are measured in one run, and replaced as a whole."""
     parser = bench_parser(__doc__, "data/bayesopt.json")
-    parser.add_argument("tables", nargs="*", help=f"of {', '.join(TABLES)} (all)")
     parser.add_argument("--seeds", type=positive, default=10, help="of regret (10)")
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=CASE)
+    parser.add_argument("--only-regret", action="store_true", help="no costs")
     chosen = parser.parse_args(arguments)
-    tables = chosen.tables or [*TABLES]
-    if unknown := {*tables} - {*TABLES}:
-        parser.error(f"no {sorted(unknown)}; there are {list(TABLES)}")
     torch.set_num_threads(1)
     table = Table(chosen.out, NAMES, header(others=["botorch"], quick=chosen.quick))
-    if "cost" in tables:
+    if not chosen.only_regret:
         with quiet():
             for row in cost(*(TINY if chosen.quick else ())):
                 table.add(row)
-    if "regret" in tables:
-        few = (14, 5) if chosen.quick else ()
-        keys = itertools.product(
-            chosen.problems, (STREAMING, EXACT, RANDOM), range(chosen.seeds)
-        )
-        jobs = {("regret", *key): partial(regret, *key, *few) for key in keys}
-        table.run(jobs, again=chosen.again, workers=chosen.workers)
+    few = (14, 5) if chosen.quick else ()
+    keys = product(chosen.problems, (STREAMING, EXACT, RANDOM), range(chosen.seeds))
+    jobs = {("regret", *key): partial(regret, *key, *few) for key in keys}
+    table.run(jobs, again=chosen.again, workers=chosen.workers)
     draw(read(chosen.out).rows, chosen.out.parents[1] / "figures" / "crossover.png")

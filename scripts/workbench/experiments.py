@@ -8,7 +8,7 @@ one thread: they do not depend on what else the machine does.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -35,35 +35,25 @@ FEW_STEPS = {"num_steps": 5}  # of an update, where it matters only that all run
 
 
 class Settings(NamedTuple):
-    """What the command line asks for.
+    """What the command line asks for."""
 
-    Attributes:
-        quick: Small versions that take seconds and prove that all runs.
-        seeds: Repetitions where something is random; each experiment has a default.
-        data_dir: Where ``terrain_os_NT26.npz`` is, to use this tile in place of
-            matplotlib's terrain.
-    """
-
-    quick: bool = False
-    seeds: int | None = None
-    data_dir: Path | None = None
+    quick: bool = False  # small versions that take seconds and prove that all runs
+    seeds: int | None = None  # where something is random; each has a default
+    data_dir: Path | None = None  # of a tile in place of matplotlib's terrain
 
     def repetitions(self, usual: int, quick: int) -> int:
         """How often something random is repeated."""
         return self.seeds or (quick if self.quick else usual)
 
 
-def cells(names: Iterable[str], runs: Iterable[Callable[[], Row]]) -> Jobs:
+def cells(run: Callable[..., Row], arguments: Mapping[str, tuple]) -> Jobs:
     """Jobs that are named by one word."""
-    return {(name,): run for name, run in zip(names, runs, strict=True)}
+    return {(name,): partial(run, *each) for name, each in arguments.items()}
 
 
 def some_of(count: int, most: int = 4) -> list[int]:
     """The batches that pictures show, the first and the last among them."""
     return evenly(count, most).tolist()
-
-
-# ---------------------------------------------------------------------- toy series
 
 
 def shuffled(stream: Stream, seed: int = 0) -> Stream:
@@ -100,9 +90,18 @@ def toy(alpha: float, iid: bool, quick: bool) -> Row:
 
 def toy_cells(settings: Settings) -> Jobs:
     """Online regression, VFE and Power-EP, in order and shuffled."""
-    pairs = list(product((0.0, 0.5), (False, True)))
-    names = [f"alpha {alpha:g}, {('in order', 'iid')[iid]}" for alpha, iid in pairs]
-    return cells(names, [partial(toy, *pair, settings.quick) for pair in pairs])
+    pairs = product((0.0, 0.5), (False, True))
+    return cells(
+        toy,
+        {
+            f"alpha {alpha:g}, {'iid' if iid else 'in order'}": (
+                alpha,
+                iid,
+                settings.quick,
+            )
+            for alpha, iid in pairs
+        },
+    )
 
 
 # --------------------------------------------------------------------------- alpha
@@ -128,10 +127,14 @@ def alpha(alpha: float, share_noise: bool, split: int, quick: bool) -> Row:
 def alpha_cells(settings: Settings) -> Jobs:
     """Alphas x random halves of the pseudo-periodic series."""
     forms = [(f"{a:g}", a, False) for a in ALPHAS] + [("0, shared noise", 0.0, True)]
-    keys = list(product(forms, range(settings.repetitions(4, 1))))
-    names = [f"{form[0]}; split {k}" for form, k in keys]
-    runs = [partial(alpha, *form[1:], k, settings.quick) for form, k in keys]
-    return cells(names, runs)
+    splits = range(settings.repetitions(4, 1))
+    return cells(
+        alpha,
+        {
+            f"{form[0]}; split {k}": (*form[1:], k, settings.quick)
+            for form, k in product(forms, splits)
+        },
+    )
 
 
 # ----------------------------------------------------------------- hyperparameters
@@ -184,13 +187,13 @@ def hyperparameters_cells(settings: Settings) -> Jobs:
     """Lengthscales x sizes x draws."""
     sizes = (10, None) if settings.quick else (10, 20, 40, 80, None)
     draws = range(settings.repetitions(10, 2))
-    keys = list(product(LENGTHSCALES, sizes, draws))
-    names = [f"lengthscale {a:g}; M={m or 'all'}; draw {k}" for a, m, k in keys]
-    runs = [partial(hyperparameters, *key, settings.quick) for key in keys]
-    return cells(names, runs)
-
-
-# -------------------------------------------------------------------------- banana
+    return cells(
+        hyperparameters,
+        {
+            f"lengthscale {a:g}; M={m or 'all'}; draw {k}": (a, m, k, settings.quick)
+            for a, m, k in product(LENGTHSCALES, sizes, draws)
+        },
+    )
 
 
 def banana(order: str, seed: int, batches: int, quick: bool, drawn: bool) -> Row:
@@ -222,15 +225,12 @@ DRAWN = ("left_to_right", "random 0", "one batch")
 def banana_cells(settings: Settings) -> Jobs:
     """Orders of arrival, and all data in one batch."""
     quick, num = settings.quick, 2 if settings.quick else 10
-    keys = [(order, order, 0, num) for order in ("left_to_right", "right_to_left")]
+    runs = {order: (order, 0, num) for order in ("left_to_right", "right_to_left")}
     seeds = range(settings.repetitions(5, 1))
-    keys += [(f"random {seed}", "random", seed, num) for seed in seeds]
-    keys += [("one batch", "random", 0, 1)]
-    runs = [partial(banana, *key[1:], quick, key[0] in DRAWN) for key in keys]
-    return cells([key[0] for key in keys], runs)
-
-
-# --------------------------------------------------------------------- equivalence
+    runs |= {f"random {seed}": ("random", seed, num) for seed in seeds}
+    runs |= {"one batch": ("random", 0, 1)}
+    every = {name: (*each, quick, name in DRAWN) for name, each in runs.items()}
+    return cells(banana, every)
 
 
 def equivalence(at_data: bool) -> Row:
@@ -293,8 +293,8 @@ def _curve(name: str, model: StreamingGP | Exact, grid: Tensor) -> Row:
 def equivalence_cells(settings: Settings) -> Jobs:
     """Streaming = batch VFE, and = exact GP."""
     del settings  # small as it is
-    names = ("fixed inducing points", "inducing points at the data")
-    return cells(names, [partial(equivalence, False), partial(equivalence, True)])
+    places = {"fixed inducing points": False, "inducing points at the data": True}
+    return cells(equivalence, {name: (place,) for name, place in places.items()})
 
 
 # -------------------------------------------------- accuracy against running time

@@ -33,14 +33,6 @@ LOOKS = [
 ]
 
 
-# --------------------------------------------------------- rows that belong together
-
-
-def family(method: str) -> str:
-    """The method without its learning rate."""
-    return SVI if method.startswith(SVI) else method
-
-
 def merit(row: Row, score: str) -> float:
     """``RMSE`` or ``MLL`` of a row, such that more is better and NaN is worst."""
     value = row[score] if score == "MLL" else -row[score]
@@ -57,7 +49,7 @@ def contests(rows: Iterable[Row]) -> dict[tuple[str, int, int], Cells]:
     settings = {(r["stream"], r["M"], r["batch"]) for r in rows}
     return {
         (name, m, batch): {
-            family(row["method"]): row
+            SVI if row["method"].startswith(SVI) else row["method"]: row
             for row in rows
             if row["stream"] == name
             and row["M"] in (0, m)
@@ -95,15 +87,9 @@ def learned(cells: Cells) -> dict[float, dict[int | None, np.ndarray]]:
     """Learned - true, draws x batches, by lengthscale and M; the full GP is last."""
     groups: dict[float, dict[int | None, list[list[float]]]] = {}
     for row in sorted(cells.values(), key=lambda r: (r["lengthscale"], r["M"] or 1e9)):
-        sizes = groups.setdefault(row["lengthscale"], {})
-        sizes.setdefault(row["M"], []).append(row["learned"])
-    return {
-        true: {m: np.array(rows) - true for m, rows in sizes.items()}
-        for true, sizes in groups.items()
-    }
-
-
-# ------------------------------------------------------------------------------- axes
+        true, sizes = row["lengthscale"], groups.setdefault(row["lengthscale"], {})
+        sizes.setdefault(row["M"], []).append([each - true for each in row["learned"]])
+    return {true: {m: np.array(e) for m, e in g.items()} for true, g in groups.items()}
 
 
 def draw(name: str, rows: list[Row], path: Path) -> None:
@@ -165,9 +151,6 @@ def _band(
     ax.fill_between(x, mean - half, mean + half, **color)
 
 
-# -------------------------------------------------------------------------- the figures
-
-
 def draw_toy(cells: Cells) -> Any:
     """Data, prediction and points after some of the batches."""
     names = sorted(cells, key=lambda key: (key.split(",")[0], "iid" in key))
@@ -191,9 +174,7 @@ def draw_toy(cells: Cells) -> Any:
         label = name.replace("alpha 0,", "VFE,").replace("alpha", "Power-EP, α =")
         row_axes[0].set_ylabel(label, fontsize=9)
     axes[0, -1].legend(fontsize=7, loc="upper right")
-    every = [y for row in cells.values() for panel in row["panels"] for y in panel["y"]]
-    span = max(every) - min(every)
-    axes[0, 0].set_ylim(min(every) - 0.3 * span, max(every) + 0.2 * span)
+    axes[0, 0].margins(y=0.2)
     return figure
 
 
@@ -267,16 +248,19 @@ def draw_compare(every: dict[tuple[str, int, int], Cells]) -> Any:
         _log_axis(pair[1, 0], "y")
         for ax in pair[1]:
             ax.set_xlabel("seconds, training and testing")
-    lines = [
-        Line2D(
-            [], [], color=colour, marker="x" if method == BATCH else ".", label=method
-        )
+    styles = [
+        {"color": colour, "marker": "x" if method == BATCH else ".", "label": method}
         for method, colour in COLOURS.items()
     ]
-    lines += [Line2D([], [], color="0.3", ls="", marker="*", label="end of stream")]
-    lines += [Line2D([], [], color="0.3", lw=0.7, label="frontier")]
-    figure.legend(handles=lines, loc="outside lower center", ncols=4, fontsize=9)
+    styles += [{"color": "0.3", "ls": "", "marker": "*", "label": "end of stream"}]
+    _legend(figure, [*styles, {"color": "0.3", "lw": 0.7, "label": "frontier"}])
     return figure
+
+
+def _legend(figure: Any, styles: Iterable[dict[str, Any]]) -> None:
+    """One for all panels, below them."""
+    lines = [Line2D([], [], **style) for style in styles]
+    figure.legend(handles=lines, loc="outside lower center", ncols=4, fontsize=9)
 
 
 def _race(ax: Any, contest: Cells, score: str) -> None:
@@ -317,13 +301,10 @@ def draw_banana(cells: Cells) -> Any:
         if whole := cells.get("one batch"):
             _boundary(row_axes[-1], whole["span"], whole["panels"])
         row_axes[-1].set_title("all data in one batch", fontsize=9)
-    lines = [
-        Line2D([], [], color=f"C{k}", ls="", marker=".", label=f"class {k}")
-        for k in (0, 1)
-    ]
-    lines += [Line2D([], [], color="black", label="both as likely")]
-    lines += [Line2D([], [], **CIRCLE, ls="", label="points")]
-    figure.legend(handles=lines, loc="outside lower center", ncols=4, fontsize=9)
+    dot = {"ls": "", "marker": "."}
+    styles = [{"color": f"C{k}", **dot, "label": f"class {k}"} for k in (0, 1)]
+    styles += [{"color": "black", "label": "both as likely"}]
+    _legend(figure, [*styles, {**CIRCLE, "ls": "", "label": "points"}])
     return figure
 
 
@@ -365,16 +346,12 @@ def draw_equivalence(cells: Cells) -> Any:
 
 def _pair(ax: Any, grid: list[float], panel: Row, other: str) -> None:
     ax.plot(panel["x"], panel["y"], ".", color="0.6", ms=3)
-    curves = (
-        ("batch", "C1", "-", 3.0, other),
-        ("online", "black", "--", 1.2, "online"),
-    )
-    for kind, colour, style, width, label in curves:
+    curves = (("batch", "C1", "-", 3.0, other), ("online", "k", "--", 1.2, "online"))
+    for kind, color, ls, lw, label in curves:
         mean, std = np.array(panel[f"{kind}_mean"]), np.array(panel[f"{kind}_std"])
-        line = {"color": colour, "ls": style, "lw": width}
-        ax.plot(grid, mean, **line, label=label)
+        ax.plot(grid, mean, color=color, ls=ls, lw=lw, label=label)
         for side in (-2, 2):
-            ax.plot(grid, mean + side * std, **{**line, "lw": 0.5 * width})
+            ax.plot(grid, mean + side * std, color=color, ls=ls, lw=0.5 * lw)
 
 
 DRAWINGS = {

@@ -27,7 +27,7 @@ from matplotlib import pyplot
 
 from workbench import runner
 from workbench.common import bench_parser, positive, save
-from workbench.results import Jobs, Key, Row, Table, header, read
+from workbench.results import Contents, Jobs, Key, Row, Table, header, read
 from workbench.runner import (
     BATCH,
     EXPERTS,
@@ -108,9 +108,6 @@ def estimate(keys: Iterable[Key], rows: Iterable[Row]) -> dict[str, float]:
     return found
 
 
-# -------------------------------------------------------------------------- the table
-
-
 def medians(rows: list[Row]) -> pd.DataFrame:
     """Medians over seeds, by stream, method and size; what failed is left out."""
     frame = pd.DataFrame(rows)
@@ -139,10 +136,10 @@ def farthest(frame: pd.DataFrame, cost: str) -> float:
     return worst
 
 
-def table(rows: list[Row]) -> list[Row]:
+def table(file: Contents) -> list[Row]:
     """For each stream: the least error of every method, its cost, and our place."""
     found = []
-    for name, frame in medians(rows).groupby("stream", sort=False):
+    for name, frame in medians(file.rows).groupby("stream", sort=False):
         row: Row = {"stream": name}
         for method in LINES:
             of = frame[frame["method"] == method]
@@ -157,9 +154,6 @@ def table(rows: list[Row]) -> list[Row]:
             row[f"farthest off, {title.split()[0]}"] = f"{farthest(frame, cost):.2f}"
         found.append(row)
     return found
-
-
-# ------------------------------------------------------------------------ the picture
 
 
 def draw(rows: list[Row], path: Path) -> None:

@@ -20,9 +20,6 @@ def observed(f: Tensor, gen: torch.Generator) -> Tensor:
     return streams.with_noise(f, NOISE, gen)
 
 
-# -------------------------------------------------------------------- small batches
-
-
 # On the unit cube, so that a few hundred data determine the function.
 LENGTHSCALES = {1: 0.15, 2: 0.4, 3: 0.7, 4: 1.0}
 SMALL_TEST = 300
@@ -70,9 +67,7 @@ class SmallData(NamedTuple):
 def small_data(case: Small, num: int | None = None) -> SmallData:
     """Uniform inputs, a draw from a GP; sorted streams arrive by the first input.
 
-    Args:
-        case: Which.
-        num: Number of data; 300, or 500 for batches of 5 and 10.
+    There are 300 data, or 500 in batches of 5 and 10, if their number is not given.
     """
     num = num or (300 if case.batch <= 2 else 500)
     number = 100 * case.batch + 10 * case.inputs + 2 * case.seed
@@ -86,9 +81,6 @@ def small_data(case: Small, num: int | None = None) -> SmallData:
     y = observed(function(x), gen)
     batches = streams.split_rows(x, y, case.first, case.batch)
     return SmallData(batches, x_test, function(x_test))
-
-
-# -------------------------------------------------------------------- young models
 
 
 # Lengthscale where there is one input, and noise; the function has 1.
@@ -113,22 +105,12 @@ def young_data(seed: int, num: int) -> Young:
     return Young(kind, x, 7 + 3 * streams.with_noise(f, noise, gen))
 
 
-# -------------------------------------------------------------------------- periods
-
-
 class Series(NamedTuple):
-    """A series with one period or two, in days.
+    """A series with one period or two, in days; all methods begin at the true ones."""
 
-    Attributes:
-        patterns: Amplitudes of the harmonics of a pattern, by its period. Where all
-            methods begin is this period. The first is the longest.
-        per_period: Readings in the first period; a batch has so many.
-        periods: That are learned; the next one is forecast.
-    """
-
-    patterns: dict[float, list[float]]
-    per_period: int
-    periods: int
+    patterns: dict[float, list[float]]  # amplitudes of harmonics, the longest first
+    per_period: int  # readings in the first period, and in a batch
+    periods: int  # that are learned; the next one is forecast
 
 
 SERIES = {
@@ -187,9 +169,6 @@ def start_anywhere(model: Module, seed: int) -> None:
             raw.data.copy_(constraint.inverse_transform(value))
 
 
-# --------------------------------------------------------------------------- labels
-
-
 BANANA_PARTS = 5
 ORDERS = {"class 0 first": False, "class 1 first": True, "random": None}
 
@@ -204,10 +183,8 @@ def banana_batches(order: str, seed: int) -> tuple[list, Tensor, Tensor]:
     batches = []
     for label in sorted(y.unique().tolist(), reverse=descending):
         x_label, y_label = x[y == label], y[y == label]
-        parts = zip(
-            x_label.chunk(BANANA_PARTS), y_label.chunk(BANANA_PARTS), strict=True
-        )
-        batches += list(parts)
+        parts = (each.chunk(BANANA_PARTS) for each in (x_label, y_label))
+        batches += list(zip(*parts, strict=True))
     return batches, stream.x_test, stream.y_test
 
 

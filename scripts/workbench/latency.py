@@ -57,9 +57,6 @@ def points_of(name: str, data_dir: Path | None, num: int) -> tuple[Tensor, Tenso
     return (x - x_mean) / x_std, (y - y_mean) / y_std
 
 
-# -------------------------------------------------------------------------- who learns
-
-
 class Watch:
     """Milliseconds of what was done, by name."""
 
@@ -165,9 +162,6 @@ def fantasies(x: Tensor, y: Tensor) -> Callable[[Tensor, Tensor], object]:
     with torch.no_grad():
         exact(x[:2])
     return torch.no_grad()(exact.get_fantasy_model)
-
-
-# -------------------------------------------------------------------------------- rows
 
 
 def run(name: str, work: str, m: int, num: int, data_dir: Path | None) -> Row:

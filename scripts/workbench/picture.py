@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from matplotlib import pyplot
 
-from torch_ssgp import StreamingGP, UpdateOptions, stream
+from torch_ssgp import StreamingGP
 from torch_ssgp.estimators import default_kernel
 from torch_ssgp.river import StreamingGPRegressor
 from workbench.common import bench_parser, positive, save
@@ -55,23 +55,25 @@ def rivers(name: str, data: list[Datum]) -> Iterator[tuple[float, ...]]:
         model.learn_one(x, y)
 
 
+def tensors(data: list[Datum]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs ``(n, d)`` and targets ``(n,)``."""
+    x = torch.tensor([[float(v) for v in x.values()] for x, _ in data]).double()
+    return x, torch.tensor([float(y) for _, y in data]).double()
+
+
 def paper(data: list[Datum]) -> Iterator[tuple[float, ...]]:
     """The past at the inducing points, with its noise; nothing is forgotten."""
     kernel = default_kernel(len(data[0][0]))
     sizes = {"num_inducing": INDUCING, "memory_size": INDUCING}
     model = StreamingGP(kernel, share_noise=False, **sizes).double()
-    for x, y in data:
-        one = torch.tensor([[float(v) for v in x.values()]]).double()
-        with torch.no_grad():
-            yield (float(model(one).mean),)
-        target = torch.tensor([float(y)]).double()
-        next(stream(model, [(one, target)], UpdateOptions(forget=1.0)))
+    for x, y in zip(*(part.split(1) for part in tensors(data)), strict=True):
+        yield (float(model(x).mean.detach()),)
+        model.update(x, y, forget=1.0)
 
 
 def batch(data: list[Datum]) -> Iterator[tuple[float, ...]]:
     """All data so far; of the first readings their mean."""
-    x = torch.tensor([[float(v) for v in x.values()] for x, _ in data]).double()
-    y = torch.tensor([float(y) for _, y in data]).double()
+    x, y = tensors(data)
     for n in range(len(data)):
         if n < FIRST:
             yield (float(y[:n].mean()) if n else 0.0,)
@@ -98,25 +100,22 @@ def run(name: str, length: int | None) -> Row:
     return {"y": [y for _, y in data], **dict(columns), "seconds": seconds}
 
 
-# ---------------------------------------------------------------------- what is shown
-
-
 def shown(file: Contents) -> list[tuple[str, np.ndarray, Row]]:
     """Label, errors from the second reading on, and row; the best model first.
 
     Of river's models only the best.
     """
-    found = []
-    for row in file.rows:
-        error = np.abs(np.subtract(row["y"], row["mean"]))[1:]
-        found.append((row["model"], error, row))
-    found.sort(key=lambda each: each[1].mean())
-    rivers = [each for each in found if each[0] not in COLORS][:1]
-    names = {name: f"best of river: {name}" for name, *_ in rivers} | LABELS
+    error = {
+        row["model"]: np.abs(np.subtract(row["y"], row["mean"]))[1:]
+        for row in file.rows
+    }
+    rows = sorted(file.rows, key=lambda row: error[row["model"]].mean())
+    best = next(row["model"] for row in rows if row["model"] not in COLORS)
+    labels = {PAPER: PAPER, **LABELS, best: f"best of river: {best}"}
     return [
-        (names.get(each[0], each[0]), *each[1:])
-        for each in found
-        if each[0] in COLORS or each[0] in names
+        (labels[row["model"]], error[row["model"]], row)
+        for row in rows
+        if row["model"] in labels
     ]
 
 

@@ -128,9 +128,6 @@ METHODS: dict[str, Make] = {
 AT_ONCE = (BATCH, MINIBATCHES)  # see all data in one update
 
 
-# ------------------------------------------------------------------------------ rows
-
-
 def ends(method: Method, stream: Stream) -> Row:
     """Accuracy on all test points after the last batch."""
     start = time.process_time()

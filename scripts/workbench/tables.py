@@ -9,6 +9,7 @@ sentences of such a page quote has to be in its files; :func:`strangers` finds o
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -96,9 +97,6 @@ def plain(*columns: str, **where: str) -> Callable[[Contents], list[Row]]:
     return rows
 
 
-# ----------------------------------------------------------------- streams that change
-
-
 def changes(file: Contents) -> list[Row]:
     """Errors with rates and without, stream by stream, means over seeds."""
     from workbench.changes import AUTO, FIXED
@@ -113,9 +111,6 @@ def changes(file: Contents) -> list[Row]:
         lambda each: ", ".join(str(len(at)) for at in each)
     )
     return lines(error)
-
-
-# ------------------------------------------------------------------------------- river
 
 
 def river(file: Contents, task: str) -> list[Row]:
@@ -141,14 +136,10 @@ def river(file: Contents, task: str) -> list[Row]:
 def readme_table(file: Contents) -> list[Row]:
     """Both tasks, in few columns and digits."""
     rows = [*river(file, "regression"), *river(file, "classification")]
-    return [
-        {
-            name: f"{value:.3g}" if isinstance(value, float) else value
-            for name, value in row.items()
-            if name != "inside 90 %"
-        }
-        for row in rows
-    ]
+    for row in rows:
+        row.pop("inside 90 %", None)
+        row |= {k: f"{v:.3g}" for k, v in row.items() if isinstance(v, float)}
+    return rows
 
 
 def every_model(file: Contents) -> list[Row]:
@@ -156,9 +147,6 @@ def every_model(file: Contents) -> list[Row]:
     frame = pd.DataFrame(file.rows)
     frame["score"] = frame["MAE"].fillna(frame["accuracy"])
     return lines(pivoted(frame, "stream", "model", "score"))
-
-
-# ---------------------------------------------------------------------- the experiments
 
 
 def toy(file: Contents) -> list[Row]:
@@ -264,9 +252,6 @@ def equivalence(file: Contents) -> list[Row]:
     return found
 
 
-# -------------------------------------------------------------------- costs, and others
-
-
 def timing_steps(file: Contents) -> list[Row]:
     """Ratios to the floor by size; of the floor milliseconds."""
     frame = of(file, case="steps")
@@ -295,10 +280,9 @@ def soak(file: Contents) -> list[Row]:
     (total,) = rows_of(file, kind="totals")
     ratio = of(file, kind="regime")["ratio"]
     spent = total["cpu_seconds_per_update"]
+    near = "regimes within 1.5 times the error of a new model"
     found = {
-        "regimes within 1.5 times the error of a new model": (
-            f"{(ratio <= 1.5).sum()} of {len(ratio)}"
-        ),
+        near: f"{(ratio <= 1.5).sum()} of {len(ratio)}",
         "error / that of a new model, median": ratio.median(),
         "resident memory at the end / at the first look": total["memory_growth"],
         "CPU ms per update, median": 1e3 * spent["median"],
@@ -345,21 +329,9 @@ def acceptance(file: Contents) -> list[Row]:
     return found
 
 
-def frontier(file: Contents) -> list[Row]:
-    """See :mod:`workbench.frontier`."""
-    from workbench.frontier import table
-
-    return table(file.rows)
-
-
-def picture(file: Contents) -> list[Row]:
-    """See :mod:`workbench.picture`."""
-    from workbench.picture import table
-
-    return table(file)
-
-
-# ------------------------------------------------------------------------------- pages
+def elsewhere(module: str) -> Callable[[Contents], list[Row]]:
+    """The table that a module of the workbench makes of its file."""
+    return lambda file: importlib.import_module(f"workbench.{module}").table(file)
 
 
 Maker = Callable[[Contents], list[Row]]
@@ -370,34 +342,34 @@ ENDS = ("stream", "parts", "method", "data", "RMSE", "MLL", "cpu_seconds")
 LATENCY = ("data", "work", "M", "mean", "p50", "p99", "max", "p50 / floor")
 LATENCY += ("fantasy / mean", "fantasy / p50", "predict", "exported")
 LATENCY += ("SMSE", "MSLL", "inside 90 %")
-TABLES: dict[str, tuple[str, Callable[[], Maker]]] = {
-    "picture": ("data/picture.json", lambda: picture),
-    "table": (RIVER, lambda: readme_table),
-    "changes": ("data/bars.json", lambda: changes),
-    "river-numbers": (RIVER, lambda: partial(river, task="regression")),
-    "river-labels": (RIVER, lambda: partial(river, task="classification")),
-    "river-all": (RIVER, lambda: every_model),
-    "toy": ("reproduction/toy.json", lambda: toy),
-    "alpha": ("reproduction/alpha.json", lambda: alpha),
-    "hyperparameters": ("reproduction/hyperparameters.json", lambda: hyperparameters),
-    "timeseries": (SERIES, lambda: contest("RMSE")),
-    "timeseries-mll": (SERIES, lambda: contest("MLL")),
-    "terrain": (TERRAIN, lambda: contest("RMSE")),
-    "terrain-mll": (TERRAIN, lambda: contest("MLL")),
-    "banana": ("reproduction/banana.json", lambda: banana),
-    "equivalence": ("reproduction/equivalence.json", lambda: equivalence),
-    "timing-steps": (TIMING, lambda: timing_steps),
-    "latency": ("data/latency.json", lambda: plain(*LATENCY)),
-    "timing-streams": (TIMING, lambda: plain(case="streams")),
-    "export": (TIMING, lambda: plain(case="export")),
-    "distributed": ("data/distributed.json", plain),
-    "bayesopt-regret": (BAYESOPT, lambda: regret),
-    "bayesopt-cost": (BAYESOPT, lambda: bayesopt_cost),
-    "merge": (MERGE, lambda: plain(*ENDS, "merge_seconds")),
-    "soak": ("data/soak.json", lambda: soak),
-    "soak-regimes": ("data/soak.json", lambda: soak_regimes),
-    "bars": ("data/bars.json", lambda: acceptance),
-    "frontier": ("data/frontier.json", lambda: frontier),
+TABLES: dict[str, tuple[str, Maker]] = {
+    "picture": ("data/picture.json", elsewhere("picture")),
+    "table": (RIVER, readme_table),
+    "changes": ("data/bars.json", changes),
+    "river-numbers": (RIVER, partial(river, task="regression")),
+    "river-labels": (RIVER, partial(river, task="classification")),
+    "river-all": (RIVER, every_model),
+    "toy": ("reproduction/toy.json", toy),
+    "alpha": ("reproduction/alpha.json", alpha),
+    "hyperparameters": ("reproduction/hyperparameters.json", hyperparameters),
+    "timeseries": (SERIES, contest("RMSE")),
+    "timeseries-mll": (SERIES, contest("MLL")),
+    "terrain": (TERRAIN, contest("RMSE")),
+    "terrain-mll": (TERRAIN, contest("MLL")),
+    "banana": ("reproduction/banana.json", banana),
+    "equivalence": ("reproduction/equivalence.json", equivalence),
+    "timing-steps": (TIMING, timing_steps),
+    "latency": ("data/latency.json", plain(*LATENCY)),
+    "timing-streams": (TIMING, plain(case="streams")),
+    "export": (TIMING, plain(case="export")),
+    "distributed": ("data/distributed.json", plain()),
+    "bayesopt-regret": (BAYESOPT, regret),
+    "bayesopt-cost": (BAYESOPT, bayesopt_cost),
+    "merge": (MERGE, plain(*ENDS, "merge_seconds")),
+    "soak": ("data/soak.json", soak),
+    "soak-regimes": ("data/soak.json", soak_regimes),
+    "bars": ("data/bars.json", acceptance),
+    "frontier": ("data/frontier.json", elsewhere("frontier")),
 }
 SHORT = ("picture", "table")  # of README.md, which is short
 PICTURES = {"frontier": "![Error against cost](figures/frontier.png)\n\n"}
@@ -410,7 +382,7 @@ def block(name: str) -> str:
         return f"*Not measured yet: `{file}`.*"
     contents = read(DOCS / file)
     made = ", ".join(versions(contents))
-    rows = make()(contents)
+    rows = make(contents)
     if name in SHORT:
         return markdown(rows)
     return f"{PICTURES.get(name, '')}{markdown(rows)}\n\n*`{file}`, torch_ssgp {made}*"

@@ -107,9 +107,6 @@ def in_stream(m: int, device: Device = "cpu", *batch: int) -> StreamingGP:
     return model
 
 
-# ----------------------------------------------------------------------------- steps
-
-
 def step_of(loss: Callable[[], Tensor], parameters: Iterable[nn.Parameter]) -> Job:
     """One step of Adam."""
     optimizer = torch.optim.Adam(parameters, lr=1e-4)
@@ -204,9 +201,6 @@ def climbs(m: int, n: int, on: On) -> dict[str, Job]:
             lambda: -elbo(svgp(x), targets(x)), svgp.parameters()
         ),
     }
-
-
-# --------------------------------------------------------------------------- streams
 
 
 def streams(on: On) -> list[Row]:

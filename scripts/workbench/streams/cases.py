@@ -12,16 +12,10 @@ from workbench.streams.stream import Stream, rounded, split_rows
 
 
 class Asked(NamedTuple):
-    """What a stream is made of.
+    """What a stream is made of."""
 
-    Attributes:
-        seed: Of data that are drawn; of others it rounds targets, see :func:`rounded`.
-        batch: Size of batches; 0 for the usual one.
-        data_dir: Where files are.
-    """
-
-    seed: int = 0
-    batch: int = 0
+    seed: int = 0  # of data that are drawn; targets of others are :func:`rounded`
+    batch: int = 0  # size of batches; 0 for the usual one
     data_dir: Path | None = None
 
 
@@ -54,6 +48,7 @@ STREAMS: dict[str, Callable[[Asked], Stream]] = {
     "kin40k": _uci("kin40k"),
     "protein": _uci("protein"),
 }
+SERIES = ("pseudo-periodic", "audio")
 DRAWN = ("growing range", "revisiting")
 FILES = {"elevators", "bike", "terrain OS", "kin40k", "protein"}  # in ``data_dir``
 
@@ -75,16 +70,8 @@ class Case(NamedTuple):
         return stream_of(self.name, Asked(seed, data_dir=data_dir))
 
 
-CASES = {
-    "pseudo-periodic M=100": Case("pseudo-periodic", 100),
-    "pseudo-periodic M=200": Case("pseudo-periodic", 200),
-    "audio M=100": Case("audio", 100),
-    "audio M=200": Case("audio", 200),
-    "growing range": Case("growing range", 250),
-    "revisiting": Case("revisiting", 100),
-    "elevators": Case("elevators", 200),
-    "bike": Case("bike", 200),
-    "terrain": Case("terrain", 400),
-    "terrain OS": Case("terrain OS", 400),
-    "kin40k": Case("kin40k", 200),
-}
+CASES = {f"{name} M={m}": Case(name, m) for name in SERIES for m in (100, 200)}
+CASES |= {name: Case(name, 200) for name in ("elevators", "bike", "kin40k")}
+CASES |= {name: Case(name, 400) for name in ("terrain", "terrain OS")}
+CASES |= {"growing range": Case("growing range", 250)}
+CASES |= {"revisiting": Case("revisiting", 100)}

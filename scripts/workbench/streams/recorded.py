@@ -28,30 +28,7 @@ PSEUDO_PERIODIC_INTEGERS = (
     *((2, 9, 29, 61, 43), (4, 8, 5, 9, 69)),
 )
 
-_UCI_DATASETS = (
-    "clone github.com/treforevans/uci_datasets (needs git-lfs), take "
-    "`d = uci_datasets.Dataset({name!r})` and save it with "
-    "`np.savez(file, X=d.x, y=d.y[:, 0], test_mask=d.test_mask)`"
-)
-_OPENML = (
-    "get the data with `sklearn.datasets.fetch_openml({openml!r}, version={version})`"
-    "{other} and save them with `np.savez(file, X=..., y=..., test_mask=...{extra})`: "
-    "X is n x d, y is n, test_mask is boolean, n x splits"
-)
-UCI_SOURCES = {
-    "bike_noleak": _OPENML.format(
-        openml="Bike_Sharing_Demand",
-        version=2,
-        other=" (or hour.csv of UCI data set 275, which has the day of the month too)",
-        extra=", time_order=row numbers in order of time",
-    )
-    + "; y is the log of the count, and the columns it is the sum of are left out",
-    "elevators": _OPENML.format(openml="elevators", version=1, other="", extra="")
-    + "; or, for the usual splits, "
-    + _UCI_DATASETS.format(name="elevators"),
-    "kin40k": _UCI_DATASETS.format(name="kin40k"),
-    "protein": _UCI_DATASETS.format(name="protein"),
-}
+UCI = ("bike_noleak", "elevators", "kin40k", "protein")
 
 
 def pseudo_periodic_values(column: int = 1, steps: int = 24_000) -> Tensor:
@@ -118,11 +95,7 @@ def terrain_os(
     Contains OS data (c) Crown copyright and database right 2013, Open Government
     Licence v3.
     """
-    hint = (
-        "download tile NT26 of OS Terrain 50 (ASCII grid) from osdatahub.os.uk, skip "
-        "its header lines and save it with `np.savez(file, z=heights)`"
-    )
-    with np.load(_file(data_dir, "terrain_os_NT26.npz", hint)) as tile:
+    with np.load(_file(data_dir, "terrain_os_NT26.npz")) as tile:
         heights = tile["z"]
     return _terrain("terrain_os", heights, first, batch)
 
@@ -131,9 +104,9 @@ def uci_rows(
     name: str, data_dir: str | Path | None = None, split: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Inputs, targets, which rows test, and their order of arrival, as in the file."""
-    if name not in UCI_SOURCES:
-        raise ValueError(f"name is {name!r}; expected one of {sorted(UCI_SOURCES)}.")
-    with np.load(_file(data_dir, f"uci_{name}.npz", UCI_SOURCES[name])) as arrays:
+    if name not in UCI:
+        raise ValueError(f"name is {name!r}; expected one of {UCI}.")
+    with np.load(_file(data_dir, f"uci_{name}.npz")) as arrays:
         x = torch.from_numpy(arrays["X"]).double()
         y = torch.from_numpy(arrays["y"]).double().reshape(-1)
         is_test = torch.from_numpy(arrays["test_mask"][:, split]).bool()
@@ -213,9 +186,6 @@ def banana(
     )
 
 
-# ------------------------------------------------------------------------ helpers
-
-
 def _tensors(pairs: Iterable[tuple[list, float]]) -> list[Tensor]:
     """Inputs and targets, float64."""
     return [torch.tensor(v).double() for v in zip(*pairs, strict=True)]
@@ -248,14 +218,15 @@ def _optional(module: str, package: str) -> ModuleType:
         ) from error
 
 
-def _file(data_dir: str | Path | None, name: str, hint: str) -> Path:
+def _file(data_dir: str | Path | None, name: str) -> Path:
     """The file, or an error that says which file is missing and how to get it."""
+    hint = "scripts/data/README.md says how to make it"
     if data_dir is None:
         raise FileNotFoundError(
-            f"{name} is not shipped and data_dir is not set. To make it, {hint}; then "
-            "pass its directory as data_dir."
+            f"{name} is not shipped and data_dir is not set: {hint}; then pass its "
+            "directory as data_dir."
         )
     file = Path(data_dir) / name
     if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist. To make it, {hint}.")
+        raise FileNotFoundError(f"{file} does not exist: {hint}.")
     return file
