@@ -22,6 +22,7 @@ from gpytorch.likelihoods import (
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_ssgp import (
     GreedyInformation,
@@ -30,7 +31,6 @@ from torch_ssgp import (
     StreamingGP,
     StreamingVariationalStrategy,
     likelihoods,
-    modules,
     settings,
 )
 
@@ -88,7 +88,7 @@ class Elsewhere(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        inputs = tensors((args, kwargs))
+        inputs = [t for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)]
         there = any(isinstance(t, Remote) for t in inputs)
         self.waits += there and asks_for_values(func, args)
         if kwargs.get("device") is not None:
@@ -99,11 +99,12 @@ class Elsewhere(TorchDispatchMode):
         if met and met != {there}:
             # A constant may go there; nothing comes back.
             assert there and func is aten._to_copy.default, f"{func} mixes devices"
-        host = each(lambda t: t.value if isinstance(t, Remote) else t, (args, kwargs))
+        host = tree_map_only(Remote, lambda t: t.value, (args, kwargs))
         out = func(*host[0], **host[1])
         if not there:
             return out
-        return return_and_correct_aliasing(func, args, kwargs, each(Remote, out))
+        out = tree_map_only(torch.Tensor, Remote, out)
+        return return_and_correct_aliasing(func, args, kwargs, out)
 
 
 class Factories(TorchFunctionMode):
@@ -124,25 +125,6 @@ class Factories(TorchFunctionMode):
             args[0].sum().item()  # one wait
             return args[0].value.tolist()
         return func(*args, **kwargs)
-
-
-def each(change, tree):
-    """The same containers with changed tensors."""
-    if isinstance(tree, torch.Tensor):
-        return change(tree)
-    if isinstance(tree, dict):
-        return {key: each(change, value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        items = [each(change, value) for value in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return tree
-
-
-def tensors(tree) -> list[torch.Tensor]:
-    """All tensors in lists, tuples and dictionaries."""
-    found: list[torch.Tensor] = []
-    each(found.append, tree)
-    return found
 
 
 def asks_for_values(func, args) -> bool:
@@ -180,11 +162,12 @@ def on_device(run, model, *data) -> Elsewhere:
     """``run(model, *data)`` on the device; all of it stays there and is right."""
     likelihoods._nodes.cache_clear()
     torch.manual_seed(0)
-    expected = tensors(run(copy.deepcopy(model), *data))
+    expected = filter(torch.is_tensor, tree_leaves(run(copy.deepcopy(model), *data)))
     torch.manual_seed(0)
     with Elsewhere() as device:
         there = send(copy.deepcopy(model))
-        result = tensors(run(there, *(Remote(t.clone()) for t in data)))
+        result = run(there, *(Remote(t.clone()) for t in data))
+        result = [t for t in tree_leaves(result) if torch.is_tensor(t)]
         left = [*there.parameters(), *there.buffers(), *result]
         assert all(isinstance(t, Remote) for t in left)
         values = [t.detach().value for t in result]
@@ -309,16 +292,17 @@ def test_a_training_loop_stays_on_the_device():
 
 
 def waits_of(model, x, y, points=0, **options):
-    """How often an update of a copy waits, and what it returns."""
-    results = []
+    """How often an update of a copy waits, and how many steps it takes."""
+    steps = []
 
     def run(there, x, y):
         if points:
             options["inducing_points"] = x[:points]
-        results.append(there.update(x, y, **options))
-        return results[-1].bound
+        result = there.update(x, y, **options)
+        steps.append(result.num_steps)
+        return result.bound
 
-    return on_device(run, model, x, y).waits, results[-1]
+    return on_device(run, model, x, y).waits, steps[-1]
 
 
 def started(likelihood=None, y=Y, **options):
@@ -329,7 +313,7 @@ def started(likelihood=None, y=Y, **options):
     return model
 
 
-BOTH = torch.stack([Y, -Y])
+BOTH = Y.expand(2, 24)
 KINDS = {
     "gaussian": lambda: (started(), Y.double()),
     "power EP": lambda: (started(alpha=0.5), Y.double()),
@@ -343,35 +327,29 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("compressed", [False, True])
-def test_the_inner_loop_does_not_wait_between_two_checks(kind, compressed):
-    model, y = KINDS[kind]()
-    x, (few, many) = X.double(), (2, CHECK_EVERY - 1)
-    options = {"learn": True, "forget": 1.0}
+def test_the_inner_loop_waits_at_its_checks_alone(kind, compressed):
+    """At most once in so many steps, and not at all between two checks."""
+    (model, y), options = KINDS[kind](), {"learn": True, "forget": 1.0, "lr": 0.01}
     if compressed:
         options |= {"points": 6, "learn_inducing_points": True}
-    waits = [waits_of(model, x, y, num_steps=n, **options) for n in (few, many)]
-    assert [result.num_steps for _, result in waits] == [few, many]
-    assert waits[0][0] == waits[1][0] > 0
 
+    def waits(num_steps):
+        return waits_of(model, X.double(), y, num_steps=num_steps, **options)
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_inner_loop_looks_at_a_value_every_few_steps(kind):
-    model, y = KINDS[kind]()
-    options = {"learn": True, "forget": 1.0, "lr": 0.01}
-    (few, first), (many, last) = (
-        waits_of(model, X.double(), y, num_steps=n, **options) for n in (10, 40)
-    )
-    steps = last.num_steps - first.num_steps
-    assert steps >= 20
-    assert many - few <= steps / CHECK_EVERY + 1
+    few, many = waits(2), waits(CHECK_EVERY - 1)
+    assert few[0] == many[0] > 0 and (few[1], many[1]) == (2, CHECK_EVERY - 1)
+    if not compressed:
+        few, many = waits(10), waits(40)
+        steps = many[1] - few[1]
+        assert steps >= 20 and many[0] - few[0] <= steps / CHECK_EVERY + 1
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "streams", "labels"])
 @pytest.mark.parametrize("num_steps", [0, 5])
-def test_a_single_point_that_is_not_learned_waits_a_small_constant_number_of_times(
+def test_a_single_point_waits_a_small_number_of_times_whatever_is_known(
     kind, num_steps
 ):
-    """However many rows there are, and by default, when nothing is due."""
+    """The same for every point that is not learned, by default when nothing is due."""
     model, y = KINDS[kind]()
     if num_steps:
         model.update(X.double(), y, num_steps=num_steps, forget=1.0)
@@ -383,8 +361,8 @@ def test_a_single_point_that_is_not_learned_waits_a_small_constant_number_of_tim
             result = there.update(*map(Remote, point), num_steps=num_steps, forget=1.0)
             waits.append(device.waits - before)
             assert not result.learned
-    # A copy factors its rows once.
-    assert len(set(waits[1:])) == 1 and max(waits) <= 25, waits
+    # The first one finds no factor: a copy has none.
+    assert waits[0] <= 50 and set(waits[1:]) == {waits[1]} and waits[1] <= 25, waits
 
 
 def test_e_steps_wait_where_torch_checks_distributions_unless_told_not_to():
@@ -407,22 +385,6 @@ def test_choosing_points_waits_after_every_block():
 
     # One point at a time at first; from the 16th on blocks of an eighth.
     assert waits(20) - waits(16) == 2
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        kernels.ScaleKernel(kernels.RBFKernel()),
-        kernels.MaternKernel(ard_num_dims=2, batch_shape=TWO),
-        kernels.PeriodicKernel(active_dims=[1]) + kernels.LinearKernel(),
-        kernels.RQKernel() * kernels.PolynomialKernel(2),
-        kernels.SpectralMixtureKernel(num_mixtures=2, ard_num_dims=2),
-    ],
-)
-def test_variances_are_the_same_whether_or_not_inputs_are_compared(kernel):
-    with modules._TakeAsEqual():
-        variances = kernel(X, diag=True)
-    assert torch.equal(variances, kernel(X, diag=True))
 
 
 # -- on a GPU -------------------------------------------------------------------------
