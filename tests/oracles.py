@@ -18,7 +18,10 @@ Arguments shared by all functions:
 * ``noise``: a number, or ``(n,)`` for a variance per point;
 * ``jitter``: absolute variance of white noise that the prior has at inducing points,
   so it is in :math:`K_{bb}`, in :math:`K_{aa}`, and in :math:`K_{ab}` where the same
-  point is in both sets; data and test points do not see it.
+  point is in both sets; data and test points do not see it;
+* ``x, y``: data, ``(n, d), (n,)``, online those of the new batch; ``x_test``: ``(n_s,
+  d)``; ``z``: inducing points ``(m_b, d)``; ``old``: the old posterior with its prior;
+  ``alpha``: power of Power-EP, 0 < alpha <= 1. Hyperparameters are the new ones.
 """
 
 from __future__ import annotations
@@ -123,19 +126,7 @@ def exact_gp(
     x_test: Tensor,
     mean: Mean = zero_mean,
 ) -> ExactPosterior:
-    """Exact GP regression.
-
-    Args:
-        kernel: Covariance function.
-        x: ``(n, d)``, training inputs.
-        y: ``(n,)``, training targets.
-        noise: ``()`` or ``(n,)``, noise variance.
-        x_test: ``(n_s, d)``, test inputs.
-        mean: Prior mean function.
-
-    Returns:
-        Log marginal likelihood and latent posterior at the test points.
-    """
+    """Exact GP regression."""
     C = kernel(x, x) + _noise_matrix(noise, y)
     K_sf = kernel(x_test, x)
     return ExactPosterior(
@@ -161,18 +152,6 @@ def batch_vfe(
             - \tfrac12 \textstyle\sum_i (k_{ii} - q_{ii}) / \sigma_i^2, \qquad
         q(b) = N(m_b + K_{bb} P K_{bf} N^{-1} (y - m_f),\ K_{bb} P K_{bb}), \quad
         P = (K_{bb} + K_{bf} N^{-1} K_{fb})^{-1}
-
-    Args:
-        kernel: Covariance function.
-        x: ``(n, d)``, training inputs.
-        y: ``(n,)``, training targets.
-        z: ``(m_b, d)``, inducing points.
-        noise: ``()`` or ``(n,)``, noise variance.
-        mean: Prior mean function.
-        jitter: White noise of the prior at inducing points.
-
-    Returns:
-        Bound and q(b).
     """
     N = _noise_matrix(noise, y)
     Q_ff, r_ff = _nystrom(kernel, x, z, jitter)
@@ -196,19 +175,6 @@ def batch_power_ep(
         F_\alpha = \log N(y; m, Q_{ff} + \alpha\,\mathrm{diag}(K_{ff} - Q_{ff}) + N)
             - \tfrac{1-\alpha}{2\alpha} \textstyle\sum_i
               \log(1 + \alpha (k_{ii} - q_{ii}) / \sigma_i^2)
-
-    Args:
-        kernel: Covariance function.
-        x: ``(n, d)``, training inputs.
-        y: ``(n,)``, training targets.
-        z: ``(m_b, d)``, inducing points.
-        noise: ``()`` or ``(n,)``, noise variance.
-        alpha: Power, ``0 < alpha <= 1``; the limit 0 is :func:`batch_vfe`.
-        mean: Prior mean function.
-        jitter: White noise of the prior at inducing points.
-
-    Returns:
-        Approximate log marginal likelihood and q(b).
     """
     N = _noise_matrix(noise, y)
     Q_ff, r_ff = _nystrom(kernel, x, z, jitter)
@@ -235,18 +201,6 @@ def fitc(
     Given b the training values are taken as independent, so their prior covariance is
     :math:`Q_{ff} + \mathrm{diag}(K_{ff} - Q_{ff})` while their covariance with b is
     unchanged; the rest is conditioning a Gaussian.
-
-    Args:
-        kernel: Covariance function.
-        x: ``(n, d)``, training inputs.
-        y: ``(n,)``, training targets.
-        z: ``(m_b, d)``, inducing points.
-        noise: ``()`` or ``(n,)``, noise variance.
-        mean: Prior mean function.
-        jitter: White noise of the prior at inducing points.
-
-    Returns:
-        Log density of the data and the posterior of b, both of the FITC model.
     """
     Q_ff, r_ff = _nystrom(kernel, x, z, jitter)
     C = Q_ff + torch.diag_embed(r_ff) + _noise_matrix(noise, y)
@@ -266,19 +220,7 @@ def predict(
     mean: Mean = zero_mean,
     jitter: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    r"""Latent prediction :math:`q(f_s) = \int p(f_s | b) q(b) db`.
-
-    Args:
-        kernel: Covariance function.
-        z: ``(m_b, d)``, inducing points of ``q``.
-        q: Posterior of b.
-        x_test: ``(n_s, d)``, test inputs.
-        mean: Prior mean function.
-        jitter: White noise of the prior at inducing points.
-
-    Returns:
-        Mean ``(n_s,)`` and full covariance ``(n_s, n_s)``.
-    """
+    r"""Latent prediction :math:`q(f_s) = \int p(f_s | b) q(b) db`."""
     P = kernel(x_test, z) @ inducing_cov(kernel, z, z, jitter).inverse()
     return _project(kernel(x_test, x_test), P, kernel(z, x_test), q, z, x_test, mean)
 
@@ -290,18 +232,7 @@ def remember(
     mean: Mean = zero_mean,
     jitter: float = 0.0,
 ) -> OldPosterior:
-    """Turn today's q(b) into the old posterior of the next update.
-
-    Args:
-        kernel: Covariance function that ``q`` was made with.
-        z: ``(m_b, d)``, inducing points of ``q``.
-        q: Posterior of b.
-        mean: Prior mean function that ``q`` was made with.
-        jitter: White noise of the prior at inducing points.
-
-    Returns:
-        The same posterior with the prior it belongs to.
-    """
+    """Turn today's q(b) into the old posterior of the next update."""
     K_aa_old = inducing_cov(kernel, z, z, jitter)
     return OldPosterior(z, q.mean, q.cov, mean(z), K_aa_old)
 
@@ -345,19 +276,6 @@ def paper_online_vfe(
 
     ``D_a`` exists only if the old data informed every old inducing point, so the old
     data must be at least as many as those.
-
-    Args:
-        kernel: Covariance function with the new hyperparameters.
-        x: ``(n, d)``, inputs of the new batch.
-        y: ``(n,)``, targets of the new batch.
-        z: ``(m_b, d)``, new inducing points.
-        noise: ``()`` or ``(n,)``, noise variance of the new batch.
-        old: Old posterior with its prior.
-        mean: Prior mean function with the new hyperparameters.
-        jitter: White noise of the prior at inducing points.
-
-    Returns:
-        Online bound and q(b).
     """
     site = _old_site(old)
     blocks = _joint_blocks(kernel, x, z, old, jitter)
@@ -397,20 +315,6 @@ def paper_online_power_ep(
             - \tfrac{1-\alpha}{2\alpha} \big[
                 \log |I + \alpha N^{-1} \mathrm{diag}(R_f)|
                 + \log |I + \alpha D_a^{-1} R_a| \big].
-
-    Args:
-        kernel: Covariance function with the new hyperparameters.
-        x: ``(n, d)``, inputs of the new batch.
-        y: ``(n,)``, targets of the new batch.
-        z: ``(m_b, d)``, new inducing points.
-        noise: ``()`` or ``(n,)``, noise variance of the new batch.
-        old: Old posterior with its prior.
-        alpha: Power, ``0 < alpha <= 1``.
-        mean: Prior mean function with the new hyperparameters.
-        jitter: White noise of the prior at inducing points.
-
-    Returns:
-        Online energy and q(b).
     """
     site = _old_site(old)
     blocks = _joint_blocks(kernel, x, z, old, jitter)
@@ -445,24 +349,9 @@ def streaming_elbo_four_terms(
         E_{q(f)} \log p(y | f) - KL(q(b) \| p(b))
             - KL(q(a) \| q_{old}(a)) + KL(q(a) \| p_{old}(a)),
 
-    with :math:`q(a) = \int p(a | b) q(b) db` under the NEW hyperparameters.
-
-    Args:
-        kernel: Covariance function with the new hyperparameters.
-        x: ``(n, d)``, inputs of the new batch.
-        y: ``(n,)``, targets of the new batch.
-        z: ``(m_b, d)``, new inducing points.
-        noise: ``()`` or ``(n,)``, noise variance of the Gaussian likelihood; not used
-            if ``expected_log_prob`` is given.
-        old: Old posterior with its prior.
-        q: q(b); its ``bound`` is not used.
-        mean: Prior mean function with the new hyperparameters.
-        jitter: White noise of the prior at inducing points.
-        expected_log_prob: For other likelihoods, ``(y, mean, variance)``, each
-            ``(n,)``, to ``E log p(y_i | f_i)``, ``(n,)``.
-
-    Returns:
-        The objective, ``()``.
+    with :math:`q(a) = \int p(a | b) q(b) db` under the NEW hyperparameters; the bound
+    of ``q`` is not used. ``expected_log_prob`` is that of other likelihoods, of ``(y,
+    mean, variance)``, each ``(n,)``.
     """
     K_bb = inducing_cov(kernel, z, z, jitter)
     K_ab = inducing_cov(kernel, old.z, z, jitter)
@@ -512,14 +401,6 @@ def compress(
         \log p(y | f) \to \log N(y; m_f + P (f_b - m_b), N)
             - \tfrac12 \textstyle\sum_i (k_{ii} - q_{ii}) / \sigma_i^2, \qquad
         P = K_{fb} K_{bb}^{-1}
-
-    Args:
-        kernel: Covariance function of then.
-        x: ``(n, d)``, inputs of the data.
-        z: ``(m, d)``, the points.
-        noise: ``()`` or ``(n,)``, noise variance of then.
-        mean: Prior mean function of then.
-        jitter: White noise of the prior at the points.
     """
     P = kernel(x, z) @ inducing_cov(kernel, z, z, jitter).inverse()
     left = (kernel(x, x) - P @ kernel(z, x)).diagonal()
@@ -539,23 +420,7 @@ def gp_on_compressed(
     mean: Mean = zero_mean,
     jitter: float = 0.0,
 ) -> ExactPosterior:
-    """Exact GP regression on compressed data and raw data, under one noise.
-
-    Args:
-        kernel: Covariance function of now.
-        z: ``(m, d)``, the points of the compression.
-        past: What it kept.
-        y_past: ``(n_past,)``, targets of the data that were compressed.
-        x: ``(n, d)``, inputs of raw data.
-        y: ``(n,)``, their targets.
-        noise: ``()``, noise variance of now.
-        x_test: ``(n_s, d)``, test inputs.
-        mean: Prior mean function of now.
-        jitter: White noise of the prior at the points.
-
-    Returns:
-        Evidence, less what was lost, and the posterior at the test points.
-    """
+    """Exact GP regression on compressed data and raw data, under one noise."""
     H = torch.block_diag(past.P, torch.eye(len(x), dtype=y.dtype))
     points, target = torch.cat([z, x]), torch.cat([y_past - past.offset, y])
     white = jitter * (torch.arange(len(points)) < len(z)).to(y.dtype).diag()
@@ -694,50 +559,3 @@ def _quad(A: Tensor, v: Tensor) -> Tensor:
 
 def _trace(A: Tensor) -> Tensor:
     return A.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-def errors_given_tempered(
-    kernel: Kernel,
-    x_old: Tensor,
-    y_old: Tensor,
-    x: Tensor,
-    y: Tensor,
-    noise: float,
-    power: float,
-    mean: Mean | None = None,
-) -> tuple[Tensor, Tensor]:
-    r"""How each new target is predicted from those before it and a tempered past.
-
-    A Gaussian likelihood to the power :math:`\lambda` is one with noise
-    :math:`\sigma^2 / \lambda`; a past to the power zero is none.
-
-    Args:
-        kernel: Prior covariance.
-        x_old: ``(n_old, d)`` inputs of the past.
-        y_old: ``(n_old,)`` its targets.
-        x: ``(n, d)`` new inputs.
-        y: ``(n,)`` new targets.
-        noise: Noise variance.
-        power: Power of the past's likelihood.
-        mean: Prior mean.
-
-    Returns:
-        ``(n,)`` squared errors in units of their variance, and log-probabilities.
-    """
-    mean = mean or (lambda x: torch.zeros_like(x[:, 0]))
-    errors, log_probs = [], []
-    for i in range(len(y)):
-        seen_x, seen_y = x[:i], y[:i]
-        variances = torch.full((i,), noise, dtype=y.dtype)
-        if power > 0:
-            seen_x, seen_y = torch.cat([x_old, seen_x]), torch.cat([y_old, seen_y])
-            old = torch.full((len(y_old),), noise / power, dtype=y.dtype)
-            variances = torch.cat([old, variances])
-        K = kernel(seen_x, seen_x) + variances.diag()
-        k = kernel(seen_x, x[i : i + 1])
-        weights = torch.linalg.solve(K, k).squeeze(-1)
-        center = mean(x[i : i + 1])[0] + weights @ (seen_y - mean(seen_x))
-        spread = kernel(x[i : i + 1], x[i : i + 1])[0, 0] - weights @ k[:, 0] + noise
-        errors.append((y[i] - center).square() / spread)
-        log_probs.append(-0.5 * (LOG_2PI + spread.log() + errors[-1]))
-    return torch.stack(errors), torch.stack(log_probs)
