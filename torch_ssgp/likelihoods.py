@@ -8,7 +8,7 @@ the marginal mean and variance of :math:`f_i`, and the targets it can explain.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -69,7 +69,6 @@ def check_likelihood(
         batch_shape: Batch shape of the model.
         alpha: Power of Power-EP.
     """
-    name = type(likelihood).__name__
     if is_gaussian(likelihood):
         return
     joint = isinstance(likelihood, _GaussianLikelihoodBase | LikelihoodList)
@@ -82,30 +81,31 @@ def check_likelihood(
             "GaussianLikelihood() or BernoulliLikelihood(). For several outputs give "
             "the model a batch_shape and use a likelihood with that batch_shape."
         )
+    name = type(likelihood).__name__
     if alpha != 0:
         raise UnsupportedLikelihoodError(
             f"alpha is {alpha} with {name}; Power-EP is for Gaussian likelihoods. "
             "Use alpha=0, the variational bound."
         )
-    if couples_classes(likelihood):
-        num = likelihood.num_features
-        if tuple(batch_shape[-1:]) != (num,):
-            raise ShapeError(
-                f"batch_shape is {tuple(batch_shape)} with {name} of {num} latent "
-                f"functions; expected one function per class in its last dimension. "
-                f"Use batch_shape=torch.Size([{num}])."
-            )
+    if not couples_classes(likelihood):
+        return
+    num = likelihood.num_features
+    if tuple(batch_shape[-1:]) != (num,):
+        raise ShapeError(
+            f"batch_shape is {tuple(batch_shape)} with {name} of {num} latent "
+            f"functions; expected one function per class in its last dimension. "
+            f"Use batch_shape=torch.Size([{num}])."
+        )
 
 
 def default_mean(likelihood: Likelihood, batch_shape: torch.Size) -> Mean:
     """A constant mean; for labels zero.
 
     A mean learned from a batch of one class would explain that class. Its data would
-    leave no trace in the summary, and the next class would undo what was learned.
+    leave no trace in the memory, and the next class would undo what was learned.
     """
-    if takes_labels(likelihood):
-        return ZeroMean(batch_shape=batch_shape)
-    return ConstantMean(batch_shape=batch_shape)
+    kind = ZeroMean if takes_labels(likelihood) else ConstantMean
+    return kind(batch_shape=batch_shape)
 
 
 def prepare_targets(
@@ -116,6 +116,8 @@ def prepare_targets(
     names: tuple[str, str],
 ) -> Tensor:
     """Targets of a likelihood that is not Gaussian, in the dtype of the inputs.
+
+    What is wrong with other targets too is left to the general checks.
 
     Args:
         likelihood: The likelihood.
@@ -131,24 +133,23 @@ def prepare_targets(
     if not (y.is_floating_point() or y.is_complex()):
         y = y.to(x.dtype)
     if y.dtype != x.dtype or y.device != x.device:
-        return y  # the general checks say what is wrong
-    if not y.isfinite().all():
-        if couples_classes(likelihood):
-            raise NonFiniteError(
-                f"{names[1]} has NaN or infinite values; expected a label for every "
-                "point. Remove these rows first."
-            )
         return y
-    if couples_classes(likelihood):
-        if y.shape[-1:] != x.shape[-2:-1]:
-            raise ShapeError(
-                f"{names[1]} has shape {tuple(y.shape)}; expected labels of shape "
-                f"{(*batch_shape[:-1], x.size(-2))} for {names[0]} of shape "
-                f"{tuple(x.shape)}."
-            )
-        check_support(likelihood, y, names[1])
-        return y.unsqueeze(-2).expand(*y.shape[:-1], batch_shape[-1], y.size(-1))
-    check_support(likelihood, y, names[1])
+    is_finite, joint = bool(y.isfinite().all()), couples_classes(likelihood)
+    if not is_finite and joint:
+        raise NonFiniteError(
+            f"{names[1]} has NaN or infinite values; expected a label for every "
+            "point. Remove these rows first."
+        )
+    if joint and y.shape[-1:] != x.shape[-2:-1]:
+        raise ShapeError(
+            f"{names[1]} has shape {tuple(y.shape)}; expected labels of shape "
+            f"{(*batch_shape[:-1], x.size(-2))} for {names[0]} of shape "
+            f"{tuple(x.shape)}."
+        )
+    if is_finite:
+        _check_support(likelihood, y, names[1])
+    if joint:
+        y = y.unsqueeze(-2).expand(*y.shape[:-1], batch_shape[-1], y.size(-1))
     return y
 
 
@@ -172,25 +173,30 @@ def fill_missing(
             f"{type(likelihood).__name__}; missing readings are for Gaussian and "
             "Bernoulli likelihoods. Update such streams one by one."
         )
-    check_support(likelihood, y, name)
+    _check_support(likelihood, y, name)
     return y
 
 
-def check_support(likelihood: Likelihood, y: Tensor, name: str) -> None:
-    """Raise unless the likelihood gives every target a positive density.
-
-    Args:
-        likelihood: A likelihood other than Gaussian.
-        y: ``(*batch, n)`` targets; for classes that share data, without the dimension
-            of the classes.
-        name: What to call the targets in messages.
-    """
+@torch.no_grad()
+def _check_support(likelihood: Likelihood, y: Tensor, name: str) -> None:
+    """Raise unless every target ``(*batch, n)`` has a positive density."""
     if couples_classes(likelihood):
         num = likelihood.num_classes
         good = (y >= 0) & (y < num) & (y == y.round())
         expected = f"labels 0 to {num - 1}, as the likelihood has {num} classes"
     else:
-        good, expected = _supported(likelihood, y)
+        given_f = likelihood.forward(torch.zeros_like(y))
+        good = torch.ones_like(y, dtype=torch.bool)
+        expected = "values with a positive density"
+        if getattr(type(given_f), "support", None) is not None:
+            good = given_f.support.check(y).expand(y.shape)
+            expected = f"values of positive density in {given_f.support}"
+        if bool(good.any()):
+            # torch's distributions raise for values outside their support.
+            inside = torch.where(good, y, y[good][0])
+            good = good & torch.isfinite(given_f.log_prob(inside))
+        if isinstance(likelihood, BernoulliLikelihood):
+            expected = "labels 0 and 1. Use y.clamp_min(0) for labels -1 and 1"
     if not bool(good.all()):
         bad = y[~good]
         raise SupportError(
@@ -198,24 +204,6 @@ def check_support(likelihood: Likelihood, y: Tensor, name: str) -> None:
             f"{type(likelihood).__name__} cannot explain, such as {bad[0].item():g}; "
             f"expected {expected}."
         )
-
-
-@torch.no_grad()
-def _supported(likelihood: Likelihood, y: Tensor) -> tuple[Tensor, str]:
-    given_f = likelihood.forward(torch.zeros_like(y))
-    good = torch.ones_like(y, dtype=torch.bool)
-    expected = "values with a positive density"
-    support = getattr(type(given_f), "support", None)
-    if support is not None:
-        support = given_f.support
-        good = support.check(y).expand(y.shape)
-        expected = f"values of positive density in {support}"
-    inside = torch.where(good, y, y[good][:1] if bool(good.any()) else y)
-    if bool(good.any()):
-        good = good & torch.isfinite(given_f.log_prob(inside))
-    if isinstance(likelihood, BernoulliLikelihood):
-        expected = "labels 0 and 1. Use y.clamp_min(0) for labels -1 and 1"
-    return good, expected
 
 
 def check_takes_noise(likelihood: Likelihood, noise: Tensor | None) -> None:
@@ -260,27 +248,6 @@ def expected_log_prob(
     return log_prob.where(good, math.nan)
 
 
-def log_predictive(
-    likelihood: Likelihood, y: Tensor, mean: Tensor, variance: Tensor
-) -> Tensor:
-    """Log-probability of each target, given the marginals of its function.
-
-    Classes that share data get equal shares of a bound on it.
-
-    Args:
-        likelihood: A likelihood.
-        y: ``(*batch, n)`` targets.
-        mean: ``(*batch, n)`` marginal means of the function.
-        variance: ``(*batch, n)`` marginal variances.
-    """
-    if couples_classes(likelihood):
-        return expected_log_prob(likelihood, y, mean, variance)
-    variance = variance.clamp_min(MIN_VARIANCE)
-    latent = MultivariateNormal(mean, DiagLinearOperator(variance))
-    with _seeded(mean.device):
-        return likelihood.log_marginal(y, latent)
-
-
 def _expected_log_prob(
     likelihood: Likelihood, y: Tensor, mean: Tensor, variance: Tensor
 ) -> Tensor:
@@ -290,18 +257,19 @@ def _expected_log_prob(
         )
         return (bound.unsqueeze(-2) / mean.size(-2)).expand(mean.shape)
     method = type(likelihood).expected_log_prob
-    if method is BernoulliLikelihood.expected_log_prob:
+    is_probit = method is BernoulliLikelihood.expected_log_prob
+    if is_probit or method is _OneDimensionalLikelihood.expected_log_prob:
+        nodes, weights = (
+            each.view(-1, *(1 for _ in mean.shape))
+            for each in _nodes(likelihood.quadrature.num_locs, mean.dtype, mean.device)
+        )
+        f = mean + variance.sqrt() * nodes
         # GPyTorch's log_normal_cdf is accurate to six digits, and so is its slope.
-        return _quadrature(
-            likelihood,
-            lambda f: torch.special.log_ndtr(f * (2 * y - 1)),
-            mean,
-            variance,
-        )
-    if method is _OneDimensionalLikelihood.expected_log_prob:
-        return _quadrature(
-            likelihood, lambda f: likelihood.forward(f).log_prob(y), mean, variance
-        )
+        if is_probit:
+            log_p = torch.special.log_ndtr(f * (2 * y - 1))
+        else:
+            log_p = likelihood.forward(f).log_prob(y)
+        return (weights * log_p).sum(0)
     latent = MultivariateNormal(mean, DiagLinearOperator(variance))
     if isinstance(likelihood, _OneDimensionalLikelihood):
         return likelihood.expected_log_prob(y, latent)
@@ -325,28 +293,15 @@ def _seeded(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _quadrature(
-    likelihood: Likelihood,
-    log_prob: Callable[[Tensor], Tensor],
-    mean: Tensor,
-    variance: Tensor,
-) -> Tensor:
-    """Gauss-Hermite quadrature with nodes in full precision; GPyTorch's are float32."""
-    nodes, weights = _nodes(likelihood.quadrature.num_locs, mean.dtype, mean.device)
-    shape = (-1, *(1 for _ in mean.shape))
-    nodes, weights = nodes.view(shape), weights.view(shape)
-    return (weights * log_prob(mean + variance.sqrt() * nodes)).sum(0)
-
-
 @lru_cache
 def _nodes(num: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for expectations under N(0, 1); copied to a device once."""
+    """Nodes and weights for expectations under N(0, 1), copied to a device once.
+
+    In full precision, unlike GPyTorch's.
+    """
     nodes, weights = np.polynomial.hermite_e.hermegauss(num)
-    weights = weights / weights.sum()
-    return (
-        torch.as_tensor(nodes, dtype=dtype, device=device),
-        torch.as_tensor(weights, dtype=dtype, device=device),
-    )
+    like = torch.empty(0, dtype=dtype, device=device)
+    return like.new_tensor(nodes), like.new_tensor(weights / weights.sum())
 
 
 def softmax_bound(
@@ -375,12 +330,12 @@ def softmax_bound(
     Returns:
         ``(*batch, n)``.
     """
-    if weights is None:
-        mu, diagonal = mean, variance
-    else:
+    mu, diagonal = mean, variance
+    if weights is not None:
         mu, diagonal = mean @ weights.mT, variance @ weights.square().mT
 
-    def tilt(a: Tensor) -> Tensor:  # Sigma a
+    def tilt(a: Tensor) -> Tensor:
+        """``Σ a``."""
         if weights is None:
             return variance * a
         return (variance * (a @ weights)) @ weights.mT
@@ -401,15 +356,10 @@ def softmax_bound(
 def as_likelihood_input(
     likelihood: Likelihood, latent: MultivariateNormal
 ) -> MultivariateNormal:
-    """A latent distribution in the form that the likelihood's call takes.
+    """A latent distribution ``(*batch, n)`` in the form that a likelihood's call takes.
 
-    Args:
-        likelihood: A likelihood.
-        latent: Latent posterior ``(*batch, n)``.
-
-    Returns:
-        For Softmax, a multitask distribution of ``n`` points and one task per
-        function, uncorrelated across points, as only marginals count; else ``latent``.
+    For Softmax, a multitask distribution of ``n`` points and one task per function,
+    uncorrelated across points, as only marginals count.
     """
     if not couples_classes(likelihood):
         return latent

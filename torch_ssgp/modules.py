@@ -73,7 +73,6 @@ class Opaque(Form):
             return to_dense(self.kernel(x1, x2))[..., :n2]
 
     def variances(self, x: Tensor) -> Tensor:
-        """Prior variances ``(*batch, n)``."""
         with KERNELS:
             if x.device.type == "cpu":  # nothing to wait for
                 return self.kernel(x, diag=True)
@@ -81,10 +80,9 @@ class Opaque(Form):
                 return self.kernel(x, diag=True)
 
     def scaled(self, scale: Tensor) -> Form:
-        """The same times a constant kernel."""
         return Product([Linear(None, None, scale), self])
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Form:
+    def map(self, function: Callable[[Any], Any]) -> Form:
         """Its tensors are those of the kernel, which keeps them to itself."""
         return self
 
@@ -175,27 +173,6 @@ class _TakeAsEqual(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def square_gram(
-    kernel: Kernel | Form, points: Tensor, num_inducing: int = 0, jitter: float = 0.0
-) -> Tensor:
-    """Covariance ``(*batch, n, n)`` of points, of which the first have jitter.
-
-    Args:
-        kernel: Prior covariance.
-        points: ``(*batch, n, d)``.
-        num_inducing: How many of them, the first ones, are inducing points.
-        jitter: Their jitter, relative to the prior variance.
-    """
-    form = form_of(kernel)
-    K, k = form.gram(points, points), form.variances(points)
-    if num_inducing:
-        old = k[..., :num_inducing]
-        white = jitter * torch.where(old == 0, 1.0, old)
-        k = torch.cat([old + white, k[..., num_inducing:]], -1)
-    # Distances of a point to itself are not exactly zero in a rectangular call.
-    return torch.diagonal_scatter(K, k.expand(K.shape[:-1]), dim1=-2, dim2=-1)
-
-
 class InducingGram(NamedTuple):
     """Prior covariance of inducing values.
 
@@ -214,40 +191,56 @@ class InducingGram(NamedTuple):
 def inducing_gram(
     kernel: Kernel | Form, z: Tensor, jitter: float, others: Tensor | None = None
 ) -> InducingGram:
-    """Covariance of inducing values with themselves and with other values.
-
-    One call for both, since it is faster than two.
+    """Covariance of inducing values with themselves and with other values, in one call.
 
     Args:
         kernel: Prior covariance.
         z: ``(*batch, m, d)`` inducing points.
         jitter: Jitter relative to the prior variance.
         others: ``(*batch, k, d)`` other points.
-
-    Returns:
-        The covariances and the variance of the jitter.
     """
     num_inducing, form = z.size(-2), form_of(kernel)
     K = form.gram(z, z if others is None else torch.cat([z, others], -2))
-    # Distances of a point to itself are not exactly zero in a rectangular call.
-    k_zz = form.variances(z)
-    # Where the function is known, as that of a linear kernel at zero, there is none.
-    variance = jitter * torch.where(k_zz == 0, 1.0, k_zz)
+    k = form.variances(z)
+    white = _white_noise(k, jitter)
     K_zz, K_zo = K.split([num_inducing, K.size(-1) - num_inducing], -1)
-    K_zz = torch.diagonal_scatter(K_zz, k_zz + variance, dim1=-2, dim2=-1)
-    return InducingGram(K_zz, K_zo, variance)
+    return InducingGram(_with_diagonal(K_zz, k + white), K_zo, white)
+
+
+def square_gram(
+    kernel: Kernel | Form, points: Tensor, num_inducing: int = 0, jitter: float = 0.0
+) -> Tensor:
+    """Covariance ``(*batch, n, n)`` of points, of which the first have jitter.
+
+    Args:
+        kernel: Prior covariance.
+        points: ``(*batch, n, d)``.
+        num_inducing: How many of them, the first ones, are inducing points.
+        jitter: Their jitter, relative to the prior variance.
+    """
+    form = form_of(kernel)
+    K, k = form.gram(points, points), form.variances(points)
+    if num_inducing:
+        old, new = k[..., :num_inducing], k[..., num_inducing:]
+        k = torch.cat([old + _white_noise(old, jitter), new], -1)
+    return _with_diagonal(K, k)
+
+
+def _white_noise(k: Tensor, jitter: float) -> Tensor:
+    """Variances of the jitter of points with prior variances ``k``.
+
+    Where the function is known, as that of a linear kernel at zero, there is none.
+    """
+    return jitter * torch.where(k == 0, 1.0, k)
+
+
+def _with_diagonal(K: Tensor, k: Tensor) -> Tensor:
+    """Distances of a point to itself are not exactly zero in a rectangular call."""
+    return torch.diagonal_scatter(K, k.expand(K.shape[:-1]), dim1=-2, dim2=-1)
 
 
 def same_points(z: Tensor, points: Tensor) -> Tensor:
-    """Which rows of ``z`` are which of ``points``, exactly.
-
-    Args:
-        z: ``(*batch, m, d)``.
-        points: ``(*batch, k, d)``.
-
-    Returns:
-        ``(*batch, m, k)`` boolean tensor.
-    """
+    """Which rows of ``z`` equal which of ``points``, ``(*batch, m, k)``."""
     pairs = zip(z.unbind(-1), points.unbind(-1), strict=True)
     equal = (p.unsqueeze(-1) == q.unsqueeze(-2) for p, q in pairs)
     return functools.reduce(Tensor.logical_and_, equal)
@@ -285,7 +278,7 @@ def prior_blocks(
     jitter: float,
     same: Tensor | None,
 ) -> PriorBlocks:
-    """Evaluate the prior at new inducing points, new data and old inducing points.
+    """The prior at new inducing points, new data and old inducing points.
 
     Args:
         mean: Prior mean.
@@ -296,9 +289,6 @@ def prior_blocks(
         jitter: Relative jitter.
         same: ``(*batch, m_b, n + m_a)``, which rows of ``z_b`` are which of
             ``[x; z_a]``, see :func:`same_variables`; ``None`` where none is.
-
-    Returns:
-        The blocks, jitter included.
     """
     sizes, form = [x.size(-2), z_a.size(-2)], form_of(kernel)
     K_bb, K_bo, variance = inducing_gram(form, z_b, jitter, torch.cat([x, z_a], -2))
@@ -341,22 +331,3 @@ def observation_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:
     if noise is None:
         return likelihood.noise
     return torch.where(noise == 0, likelihood.noise, noise)
-
-
-def least_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:
-    """The smallest noise variance that learning can give to data.
-
-    Args:
-        likelihood: A Gaussian likelihood.
-        noise: Known variances of the data, zero where there is none.
-
-    Returns:
-        ``(*batch, n)`` or broadcastable to it.
-    """
-    if noise is not None and isinstance(likelihood, FixedNoiseGaussianLikelihood):
-        return noise
-    constraint = getattr(likelihood.noise_covar, "raw_noise_constraint", None)
-    least = torch.zeros_like(likelihood.noise)
-    if constraint is not None:
-        least = least + constraint.lower_bound.to(least).clamp_min(0)
-    return least if noise is None else torch.where(noise == 0, least, noise)
