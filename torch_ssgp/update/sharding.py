@@ -47,13 +47,11 @@ class Team:
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self.device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.first_rank = 0 if group is None else dist.get_global_rank(group, 0)
         self.num_bytes = self.num_messages = 0
 
     @contextmanager
-    def _sending(self, num_bytes: int) -> Iterator[None]:
+    def _sending(self) -> Iterator[None]:
         """Count a message, and turn errors of the network into a :class:`PeerError`."""
-        self.num_bytes += num_bytes
         self.num_messages += 1
         try:
             yield
@@ -68,50 +66,34 @@ class Team:
     def sum_all(self, *values: Tensor) -> list[Tensor]:
         """Sums over all processes of tensors of one dtype, the same bits in each."""
         total = torch.cat([v.detach().reshape(-1) for v in values])
-        with self._sending(total.nbytes):
+        with self._sending():
             dist.all_reduce(total, group=self.group)
+        self.num_bytes += total.nbytes
         parts = total.split([v.numel() for v in values])
         return [p.view(v.shape) for p, v in zip(parts, values, strict=True)]
 
-    def first(self, values: Tensor) -> Tensor:
-        """The tensor of the first process; those of others have the same shape."""
-        same = values.detach().contiguous().clone()
-        with self._sending(same.nbytes):
-            dist.broadcast(same, self.first_rank, group=self.group)
-        return same
-
     def everyones(self, value: Any) -> list[Any]:
-        """Objects of all processes, in the order of ranks."""
-        packed: list[Any] = [None] * self.size
-        own = _packed(value)
-        with self._sending(len(own) * self.size):
-            dist.all_gather_object(packed, own, group=self.group)
-        return [self._unpacked(each) for each in packed]
+        """Objects of all processes, in the order of ranks, tensors on this device."""
+        file, packed = io.BytesIO(), [b""] * self.size
+        torch.save(value, file)
+        with self._sending():
+            dist.all_gather_object(packed, file.getvalue(), group=self.group)
+        self.num_bytes += sum(map(len, packed))
+        device = str(self.device)
+        return [
+            torch.load(io.BytesIO(each), map_location=device, weights_only=False)
+            for each in packed
+        ]
 
     def agree(self, value: Any) -> Any:
         """The object of the first process."""
-        packed = [_packed(value)]
-        with self._sending(len(packed[0])):
-            dist.broadcast_object_list(packed, self.first_rank, group=self.group)
-        return self._unpacked(packed[0])
-
-    def _unpacked(self, packed: bytes) -> Any:
-        device = str(self.device)
-        return torch.load(io.BytesIO(packed), map_location=device, weights_only=False)
-
-
-def _packed(value: Any) -> bytes:
-    """An object as bytes, whatever device its tensors are on."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
+        return self.everyones(None if self.rank else value)[0]
 
 
 class ShardedObjective(GaussianObjective):
     """The bound with Gaussian noise, of which this process has a share of the rows.
 
-    Data are divided evenly, and the first process has the compressed rows too. Without
-    inducing points it is the evidence, which every process computes in full.
+    Without inducing points it is the evidence, which every process computes in full.
 
     Args:
         prior: Working copies of mean, kernel and likelihood.
@@ -125,15 +107,19 @@ class ShardedObjective(GaussianObjective):
         self, prior: Prior, rows: Rows, data: Data, *, team: Team, **options: Any
     ) -> None:
         super().__init__(prior, rows, data, **options)
-        self.team, (z, past, time), num_data = team, rows, data.y.size(-1)
-        start, end = (num_data * k // team.size for k in (team.rank, team.rank + 1))
-        if team.rank:
-            past = PseudoObservations(
-                past.U[..., :0, :0], past.g[..., :0], 0 * past.rho, 0 * past.n
-            )
-            rows = Rows(z[..., :0, :], past, None if time is None else time[..., :0])
-        mine = data.narrow(start, end - start)
-        self.local = GaussianObjective(prior, rows, mine, **options)
+        self.team, past = team, rows.past
+
+        def share(num: int) -> slice:
+            ends = (num * k // team.size for k in (team.rank, team.rank + 1))
+            return slice(*ends)
+
+        mine, once = share(past.g.size(-1)), float(team.rank == 0)
+        past = PseudoObservations(
+            past.U[..., mine, :], past.g[..., mine], past.rho * once, past.n * once
+        )
+        mine = share(data.y.size(-1))
+        data = data.narrow(mine.start, mine.stop - mine.start)
+        self.local = GaussianObjective(prior, rows._replace(past=past), data, **options)
         self.local.log_rate = self.log_rate
 
     @property
@@ -160,8 +146,9 @@ class ShardedObjective(GaussianObjective):
         n, sums = self.num_data, self.team.sum_all
         bound = fused.evidence(self._once(K_bb), K_br, r, t, self._once(s), n, sums)
         # Every decision of the inner loop is made by this number.
-        same = self.team.first(bound)
-        return bound + (same - bound.detach()) - self.sunk
+        own = bound.detach()
+        (same,) = sums(torch.zeros_like(own) if self.team.rank else own)
+        return bound + (same - own) - self.sunk
 
     def log_prior(self) -> Tensor | float:
         """Log-density of the hyperparameters, whose gradient counts once."""
