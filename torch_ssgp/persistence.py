@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _WrappedHook
 
 from torch_ssgp.exceptions import StateError
-from torch_ssgp.inducing import AdaptiveBudget
+from torch_ssgp.inducing import AdaptiveBudget, InducingPolicy
 from torch_ssgp.validation import kind_of
 
 if TYPE_CHECKING:
@@ -86,74 +86,14 @@ STREAMING_GP = Layout(
 
 
 def core_settings(core: StreamingGP) -> dict[str, Any]:
-    """Arguments of the constructor of a streaming model, apart from its modules.
-
-    Args:
-        core: The model.
-    """
-    return {
-        "num_inducing": int(core.num_inducing),
-        "alpha": float(core.alpha),
-        "share_noise": bool(core.share_noise),
-        "batch_shape": torch.Size(core.batch_shape),
-        "memory_size": int(core.memory_size),
-    }
+    """Arguments of the constructor of a streaming model, apart from its modules."""
+    return {name: kind(getattr(core, name)) for name, kind in SETTINGS.items()}
 
 
 def save(model: StreamingGP, path: str | os.PathLike[str]) -> None:
-    """Write a model to a file; see :meth:`torch_ssgp.StreamingGP.save`.
-
-    Args:
-        model: The model.
-        path: The file; an existing one is replaced.
-    """
+    """Write a model to a file; see :meth:`torch_ssgp.StreamingGP.save`."""
     modules = {name: getattr(model, name) for name in MODULES}
     write(path, model, core_settings(model), modules)
-
-
-def load(
-    cls: type,
-    path: str | os.PathLike[str],
-    map_location: MapLocation,
-    given: dict[str, Any],
-    layout: Layout = STREAMING_GP,
-) -> Any:
-    """Read a model; see :meth:`torch_ssgp.StreamingGP.load`.
-
-    Args:
-        cls: The class the file must hold.
-        path: A file that :func:`write` wrote.
-        map_location: As in ``torch.load``.
-        given: Built modules by name; None where the file has one.
-        layout: What the file must hold.
-    """
-    content = read(path, cls, map_location, layout)
-    modules = rebuild(path, content, map_location, layout, given)
-    of_02 = content["format_version"] == 2 and given["inducing_policy"] is None
-    if of_02 and _was_default(modules["inducing_policy"]):
-        modules["inducing_policy"] = None
-    with fitting_together(path):
-        model = layout.build(cls, modules, content)
-        model.core.to(content["dtype"])  # for a model whose modules have no tensor
-        model.load_state_dict(content["state"])
-    return model.train(content["training"])
-
-
-def _was_default(policy: Any) -> bool:
-    """Whether it is the policy of version 0.2 if none was given.
-
-    It chose the points of predictions, and not what was remembered.
-    """
-    default = AdaptiveBudget()
-    if _classes(policy) != _classes(default):
-        return False
-    ours, theirs = (
-        [vars(p) | {"policy": None}, vars(p.policy)] for p in (policy, default)
-    )
-    return ours == theirs
-
-
-# -- models of any class ------------------------------------------------------------
 
 
 def write(
@@ -162,7 +102,7 @@ def write(
     settings: dict[str, Any],
     modules: dict[str, Any],
 ) -> None:
-    """Write a model to a file atomically: a reader sees the old file or the new one.
+    """Write a model of any class to a file atomically.
 
     Args:
         path: The file; an existing one is replaced.
@@ -188,15 +128,20 @@ def write(
     _replace_file(path, _TAG + hashlib.sha256(payload).digest() + payload)
 
 
-def read(
-    path: str | os.PathLike[str], cls: type, map_location: MapLocation, layout: Layout
-) -> dict[str, Any]:
-    """The validated content of a file, with its modules still packed.
+def load(
+    cls: type,
+    path: str | os.PathLike[str],
+    map_location: MapLocation,
+    given: dict[str, Any],
+    layout: Layout = STREAMING_GP,
+) -> Any:
+    """Read a model; see :meth:`torch_ssgp.StreamingGP.load`.
 
     Args:
-        path: A file that :func:`write` wrote.
         cls: The class the file must hold.
+        path: A file that :func:`write` wrote.
         map_location: As in ``torch.load``.
+        given: Built modules by name; None where the file has one.
         layout: What the file must hold.
     """
     content = _read(path, map_location)
@@ -205,30 +150,30 @@ def read(
             f"{path} holds a {content['class']}; expected a {cls.__name__}. "
             f"Use {content['class']}.load."
         )
-    with _readable(path):
+    with _state_errors(f"{path} cannot be read as a model:"):
         _check_kinds(content["settings"], layout.settings)
         _check_kinds(content["state"], {layout.tensor: Tensor})
         for name in {*layout.modules, *content["modules"]}:
             _check_kinds(content["modules"][name], {"classes": list})
-    return content
+    modules = _rebuild(path, content, map_location, given, layout)
+    with _state_errors(
+        f"The content of {path} is inconsistent, or does not fit the modules that you "
+        "pass. Build them as they were when the model was saved."
+    ):
+        model = layout.build(cls, modules, content)
+        model.core.to(content["dtype"])  # for a model whose modules have no tensor
+        model.load_state_dict(content["state"])
+    return model.train(content["training"])
 
 
-def rebuild(
+def _rebuild(
     path: str | os.PathLike[str],
     content: dict[str, Any],
     map_location: MapLocation,
-    layout: Layout,
     given: dict[str, Any],
+    layout: Layout,
 ) -> dict[str, Any]:
-    """All modules of a file by name: rebuilt from it, or given by the caller.
-
-    Args:
-        path: The file.
-        content: What :func:`read` returned.
-        map_location: As in ``torch.load``.
-        layout: What the file holds.
-        given: Built modules by name; None where the file has one.
-    """
+    """All modules of a file by name: rebuilt from it, or given by the caller."""
     for name, module in given.items():
         if module is not None and name not in content["modules"]:
             raise StateError(
@@ -239,6 +184,8 @@ def rebuild(
         module = given.get(name)
         if module is None:
             module = _unpack(saved, name, path, map_location)
+            if content["format_version"] == 2 and _was_default(module):
+                module = None
         elif isinstance(module, nn.Module):
             _check_same_classes(module, saved, name, path)
             module.to(dtype=content["dtype"], device=device)
@@ -246,21 +193,18 @@ def rebuild(
     return modules
 
 
-@contextmanager
-def fitting_together(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of a model built from a file into a :class:`StateError`.
+def _was_default(policy: Any) -> bool:
+    """Whether it is the policy of version 0.2 if none was given.
 
-    Args:
-        path: The file.
+    It chose the points of predictions, and not what was remembered.
     """
-    try:
-        yield
-    except Exception as error:
-        raise StateError(
-            f"The content of {path} is inconsistent, or does not fit the modules that "
-            "you pass. Build them as they were when the model was saved. "
-            f"{error}"
-        ) from error
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, InducingPolicy):
+            return value
+        return type(value), {name: plain(part) for name, part in vars(value).items()}
+
+    return plain(policy) == plain(AdaptiveBudget())
 
 
 # -- files --------------------------------------------------------------------------
@@ -304,7 +248,7 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
             f"{path} is damaged: its checksum does not match its content. It was "
             "truncated or changed after it was written. Use another copy."
         )
-    with _readable(path):
+    with _state_errors(f"{path} cannot be read as a model:"):
         buffer = io.BytesIO(data[start:])
         content = torch.load(buffer, map_location=map_location, weights_only=True)
         version = content["format_version"]
@@ -323,14 +267,12 @@ def _read(path: str | os.PathLike[str], map_location: MapLocation) -> dict[str, 
 
 
 @contextmanager
-def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn read errors into a :class:`StateError`."""
+def _state_errors(message: str) -> Iterator[None]:
+    """Turn any error into a :class:`StateError` that begins with a message."""
     try:
         yield
     except Exception as error:
-        raise StateError(
-            f"{path} cannot be read as a model: {type(error).__name__}, {error}"
-        ) from error
+        raise StateError(f"{message} {type(error).__name__}, {error}") from error
 
 
 def _check_kinds(entries: dict[str, Any], kinds: dict[str, type]) -> None:
