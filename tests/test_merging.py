@@ -100,6 +100,22 @@ def at_once(model, x, y, sizes, noise=None):
     return model
 
 
+def dense(kernel):
+    """Prior covariances as matrices; GPyTorch would add noise where inputs coincide."""
+
+    def k(a, b):
+        return kernel(a, torch.cat([b, b[:1]])).to_dense()[..., :-1].detach()
+
+    return k
+
+
+def outcomes(likelihood, f):
+    """Labels or counts."""
+    return (
+        (f > 0).double() if likelihood is BernoulliLikelihood else (2 * f).exp().round()
+    )
+
+
 def check_same(a, b, tolerance=1e-8):
     x = torch.linspace(-1, 9, 40).double().unsqueeze(-1)
     close = {"rtol": tolerance, "atol": tolerance}
@@ -133,10 +149,7 @@ def test_models_that_are_merged_are_the_dense_formulas(case):
     workers = spread(base, x, y, sizes, branch)
     kernel, noise = copy.deepcopy(base.covar_module), base.likelihood.noise.detach()
     merged, close = merge(workers, base=base), {"rtol": 1e-8, "atol": 1e-8}
-
-    def k(a, b):
-        return kernel(a, torch.cat([b, b[:1]])).to_dense()[..., :-1].detach()
-
+    k = dense(kernel)
     x_test = torch.linspace(-1, 9, 40).double().unsqueeze(-1)
     if case == "all raw":
         q = oracles.exact_gp(k, x, y, noise, x_test)
@@ -180,13 +193,18 @@ def test_models_of_separate_data_equal_the_exact_gaussian_process(memory_size):
 
 
 @pytest.mark.parametrize("memory_size", [15, 30])
-def test_independent_models_equal_one_that_saw_everything(memory_size):
-    x, y = draw(240)
-    models = [learn(make(memory_size), x[k::3], y[k::3]) for k in range(3)]
-    one = learn(make(), x, y)
-    for order in itertools.permutations(models):
+@pytest.mark.parametrize("num", [3, 16])
+def test_independent_models_equal_one_that_saw_everything(memory_size, num):
+    """In any order, in one call or by a tree of pairs; memories stay small."""
+    x, y = draw(80 * num // (num // 3))
+    models = [learn(make(memory_size), x[k::num], y[k::num]) for k in range(num)]
+    one, level = learn(make(), x, y), models
+    for order in itertools.islice(itertools.permutations(models), 6):
         check_same(merge(order), one)
-    check_same(merge([merge(models[:2]), models[2]]), one)
+    while len(level) > 1:
+        level = [merge(level[i : i + 2]) for i in range(0, len(level), 2)]
+    check_same(level[0], one)
+    assert merge(models).memory.g.size(-1) <= 2 * 30
 
 
 def test_a_branch_and_an_independent_model_are_merged_in_any_order():
@@ -246,10 +264,7 @@ def test_a_worker_that_learned_keeps_what_it_was_given_apart():
     worker.update(x[30:], y[30:], num_steps=5, learn_hyperparameters=True)
     assert not torch.equal(worker.likelihood.noise, base.likelihood.noise)
     memory, kernel = worker.memory, copy.deepcopy(worker.covar_module)
-
-    def k(a, b):
-        return kernel(a, torch.cat([b, b[:1]])).to_dense()[..., :-1].detach()
-
+    k = dense(kernel)
     s = memory.points
     jitter = settings.jitter.of(torch.float64) * kernel.outputscale.detach()
     K_ss = k(s, s) + jitter * torch.eye(len(s)).double()
@@ -271,7 +286,7 @@ def test_a_worker_that_learned_keeps_what_it_was_given_apart():
 @pytest.mark.parametrize("likelihood", [BernoulliLikelihood, PoissonLikelihood])
 def test_raw_data_of_any_likelihood_are_read_anew(likelihood, copied):
     x, f = draw(60)
-    y = (f > 0).double() if likelihood is BernoulliLikelihood else (2 * f).exp().round()
+    y = outcomes(likelihood, f)
     base = make(200, likelihood=likelihood())
     workers = spread(base, x, y, Sizes(15, 15, RAW, RAW), COPIES[copied])
     one = learn(make(200, likelihood=likelihood()), x, y, options=RAW)
@@ -281,7 +296,7 @@ def test_raw_data_of_any_likelihood_are_read_anew(likelihood, copied):
 @pytest.mark.parametrize("likelihood", [BernoulliLikelihood, PoissonLikelihood])
 def test_compressed_data_of_any_likelihood_are_counted_once(likelihood):
     x, f = draw(300)
-    y = (f > 0).double() if likelihood is BernoulliLikelihood else (2 * f).exp().round()
+    y = outcomes(likelihood, f)
     base = make(likelihood=likelihood())
     workers = spread(base, x, y, Sizes(60, 80, FIXED, FIXED), branch)
     merged = merge(workers, base=base)
@@ -472,17 +487,6 @@ def test_empty_models_add_nothing():
     check_same(merge(workers, base=empty), base)
 
 
-def test_many_models_in_one_call_equal_a_tree_of_pairs():
-    x, y = draw(640)
-    models = [learn(make(), x[k::16], y[k::16]) for k in range(16)]
-    at_once, level = merge(models), models
-    while len(level) > 1:
-        level = [merge(level[i : i + 2]) for i in range(0, len(level), 2)]
-    check_same(at_once, level[0], tolerance=1e-8)
-    check_same(at_once, learn(make(), x, y))
-    assert at_once.memory.g.size(-1) <= 2 * 30
-
-
 # -- errors ---------------------------------------------------------------------------
 
 
@@ -530,21 +534,18 @@ def test_a_base_that_would_count_twice_is_asked_for():
         merge([branch(base), branch(base)])
 
 
-@pytest.mark.parametrize("change", ["compressed", "another base"])
-def test_a_copy_that_cannot_be_told_apart_is_refused_with_advice(change):
+@pytest.mark.parametrize(
+    ("copied", "is_other", "options"),
+    [("plain copy", False, FIXED), ("plain copy", True, RAW), ("branch", True, RAW)],
+)
+def test_what_cannot_be_told_apart_is_refused_with_advice(copied, is_other, options):
+    """A copy that was compressed, and what continues another base."""
     x, y = draw(300)
     base, other = (learn(make(), x[:n], y[:n], options=RAW) for n in (20, 10))
-    worker = copy.deepcopy(base if change == "compressed" else other)
-    learn(worker, x[100:], y[100:], options=FIXED if change == "compressed" else RAW)
-    with pytest.raises(MergeError, match=r"models\[0\].*torch_ssgp.branch\(base\)"):
-        merge([worker], base=base)
-
-
-def test_a_branch_of_another_base_is_refused():
-    x, y = draw(60)
-    base, other = (learn(make(), x[:n], y[:n], options=RAW) for n in (20, 10))
-    worker = learn(branch(other), x[20:], y[20:], options=RAW)
-    with pytest.raises(MergeError, match="no branch of this base"):
+    worker = COPIES[copied](other if is_other else base)
+    learn(worker, x[100:], y[100:], options=options)
+    advice = r"models\[0\].*no branch of this base.*torch_ssgp.branch\(base\)"
+    with pytest.raises(MergeError, match=advice):
         merge([worker], base=base)
 
 

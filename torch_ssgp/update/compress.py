@@ -37,8 +37,8 @@ BLURRED = 0.1  # share of the variance that points on a time axis may leave
 
 def is_full(state: State, limits: Limits) -> bool:
     """Whether there are more rows than a memory may hold, besides those of a base."""
-    if limits.memory_size == limits.num_inducing:  # the form of the paper
-        return state.num_raw > 0
+    if state.num_raw and limits.memory_size == limits.num_inducing:
+        return True  # the form of the paper
     inherited = 0 if state.base is None else state.base.past.g.size(-1)
     return state.num_rows - inherited > limits.memory_size
 
