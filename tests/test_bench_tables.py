@@ -57,9 +57,6 @@ def test_a_row_without_a_column_has_a_dash() -> None:
     assert text.splitlines()[2:] == ["| 1.235 | 12,345 |", "| – | – |"]
 
 
-# --------------------------------------------------------- rows that belong together
-
-
 def row(method: str, seconds: float, rmse: float, **others: object) -> Row:
     row = {"stream": "s", "method": method, "M": 10, "batch": 5, "seed": 0}
     return {**row, "seconds": seconds, "RMSE": rmse, "MLL": -rmse, **others}
