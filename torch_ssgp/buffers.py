@@ -48,6 +48,11 @@ class Buffers(nn.Module):
         self.__dict__.update(_buffers=value, _held=(value, None), _source=None)
 
     @property
+    def before(self) -> dict[str, Tensor]:
+        """Buffers without rows that came later, of the same device, dtype and batch."""
+        return self.__dict__["_held"][0]
+
+    @property
     def source(self) -> Later | None:
         """The rows that these buffers are, if they were not replaced since."""
         return self.__dict__["_source"]

@@ -28,7 +28,7 @@ from torch_ssgp.exceptions import (
     ShapeError,
 )
 from torch_ssgp.inducing import InducingPolicy
-from torch_ssgp.live import Live, Seen, can_be_live
+from torch_ssgp.live import Live, Now, can_be_live
 from torch_ssgp.memory import Data, Memory, from_version_02
 from torch_ssgp.modules import has_shared_noise, leave_inference_mode, tensors_of
 from torch_ssgp.prediction import Predictor, freeze
@@ -91,7 +91,7 @@ class StreamingCore(AtomicModule, GP):
     @property
     def device(self) -> torch.device:
         """Device of data and predictions."""
-        return next(self._prior_tensors(), self.memory.g).device
+        return next(self._prior_tensors(), self.memory.before["g"]).device
 
     def _prior_tensors(self) -> Iterator[Tensor]:
         """All tensors of kernel, likelihood and mean."""
@@ -106,7 +106,7 @@ class StreamingCore(AtomicModule, GP):
 
     @property
     def num_dims(self) -> int | None:
-        return None if self.memory.is_empty else self.memory.points.size(-1)
+        return self.memory.num_dims
 
     @property
     def summary(self) -> PosteriorSummary:
@@ -143,6 +143,11 @@ class StreamingCore(AtomicModule, GP):
         self, x: Tensor, y: Tensor, noise: Tensor | None, fantasy: bool = False
     ) -> Data:
         """Checked data in the dtype of the algebra, with all batch dimensions."""
+        live = self._live
+        if live is not None and noise is None and not fantasy:
+            if live.takes(x, y, self.dtype):
+                dtype = live.base.s.dtype
+                return Data(x.detach().to(dtype), y.detach().to(dtype))
         names = ("x", "y") if fantasy else ("x_new", "y_new")
         likelihoods.check_takes_noise(self.likelihood, noise)
         came = x
@@ -386,15 +391,11 @@ class StreamingCore(AtomicModule, GP):
     def current_live(self) -> Live | None:
         """The model to which single data are added, if it is this one."""
         live = self._live
-        if live is None or self.memory.source is not live:
-            return None
-        same = live.jitter == settings.jitter.of(live.bound.dtype)
-        same = same and torch.equal(live.hyperparameters, self._fingerprint())
-        return live if same else None
+        return live if live is not None and live.is_of(self) else None
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def add_row(self, data: Data, options: UpdateOptions) -> Seen | None:
+    def add_row(self, data: Data, options: UpdateOptions) -> Now | None:
         """Add a single datum as a row; ``None`` if it has to go another way.
 
         Args:
@@ -410,13 +411,13 @@ class StreamingCore(AtomicModule, GP):
         if live is None:
             if not can_be_live(self):
                 return None
-            live = Live(self, self.predictor(), self._fingerprint())
-        seen = live.add(data, options)
-        if seen is not None:
+            live = Live(self, self.predictor())
+        now = live.add(data, options)
+        if now is not None:
             with self.locks.commit:
-                self._live = seen.live
-                self.memory.later(seen.live)
-        return seen
+                self._live, live.now = live, now
+                self.memory.later(now)
+        return now
 
     def keep(self, predictor: Predictor) -> Tensor:
         """Take a predictor for that of this state; returns the hyperparameters."""

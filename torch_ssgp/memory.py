@@ -273,7 +273,12 @@ class Memory(Buffers):
     @property
     def is_empty(self) -> bool:
         """Whether nothing was remembered yet."""
-        return self.num_points == 0
+        return self.before["points"].size(-2) == 0
+
+    @property
+    def num_dims(self) -> int | None:
+        """The number of inputs, if any was remembered."""
+        return None if self.is_empty else self.before["points"].size(-1)
 
     @property
     def num_data(self) -> Tensor:

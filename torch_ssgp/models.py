@@ -30,7 +30,7 @@ from torch_ssgp.exceptions import ArgumentError, NumericalWarning, warn
 from torch_ssgp.export import ExportedGP, export_predictor
 from torch_ssgp.indexing import streams_of
 from torch_ssgp.inducing import InducingPolicy
-from torch_ssgp.live import Seen
+from torch_ssgp.live import Now
 from torch_ssgp.memory import Data, Memory
 from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import UpdateOptions, resolve
@@ -203,9 +203,9 @@ class StreamingGP(StreamingCore):
                 same in several processes.
         """
         start = time.perf_counter()
-        seen = self.add_row(data, options) if walk is update_walk else None
-        if seen is not None:
-            return result_of_row(seen, time.perf_counter() - start)
+        now = self.add_row(data, options) if walk is update_walk else None
+        if now is not None:
+            return result_of_row(now, time.perf_counter() - start)
         if options.inducing_points is not None:
             points = self.check_inducing_points(options.inducing_points, data.x)
             options = replace(options, inducing_points=points)
@@ -448,32 +448,35 @@ class StreamingGP(StreamingCore):
         return persistence.load(cls, path, map_location, given)
 
 
-def result_of_row(seen: Seen, seconds: float) -> UpdateResult:
+def result_of_row(now: Now, seconds: float) -> UpdateResult:
     """The result of an update that added one row.
 
     Args:
-        seen: What the datum was.
+        now: The model after it.
         seconds: How long it took.
     """
-    live = seen.live
-    alarm, kind = live.alarm.max(-1)
-    since = live.alarmed.gather(-1, kind.unsqueeze(-1)).squeeze(-1)
+    live, loudest = now.live, max(now.alarm)
+    count = now.num_raw - now.alarmed[now.alarm.index(loudest)]
+    surprise = 0.5 * (now.error**2 - 1)
+    numbers = [now.bound, now.increment, surprise, loudest, count]
+    all_as_one = live.zero.new_tensor(numbers)
+    bound, increment, surprised, alarm, since = all_as_one.unbind()
     return UpdateResult(
-        bound=live.bound,
-        increment=seen.increment,
-        bound_trace=live.nothing.new_empty(0, *live.nothing.shape),
+        bound=bound,
+        increment=increment,
+        bound_trace=live.nothing,
         num_steps=0,
         converged=True,
-        projection_loss=live.nothing,
-        num_inducing=live.predictor.points.size(-2),
-        num_rows=live.num_rows,
+        projection_loss=live.zero,
+        num_inducing=now.num_points,
+        num_rows=now.factor.count,
         restarted=live.never,
-        forgot=live.nothing + 1,
-        rate=live.rate.expand(live.nothing.shape),
-        surprise=seen.surprise,
+        forgot=live.one,
+        rate=live.before["rate"],
+        surprise=surprised,
         alarm=alarm,
-        alarm_since=live.num_raw - since,
-        num_outliers=int(live.counts.num_outliers),
+        alarm_since=since,
+        num_outliers=int(now.counts.num_outliers),
         learned=False,
         seconds=seconds,
     )

@@ -84,18 +84,17 @@ class Near(NamedTuple):
         x = select(x, self.kernel.dims) / self.kernel.lengthscale
         return self._replace(points=x, time=time)
 
-    def joined(self, x: Tensor) -> Near:
-        """These points and others, as the kernel sees them."""
-        new = self.scaled(x)
-        points = torch.cat(fn.broadcast_matrices(self.points, new.points), -2)
-        if self.time is None or new.time is None:
-            return self._replace(points=points)
-        time = torch.cat(fn.broadcast_rows(self.time, new.time), -1)
-        return self._replace(points=points, time=time)
+    def first(self, count: int) -> Near:
+        """The first of them, without batch dimensions."""
+        time = None if self.time is None else self.time[:count]
+        return self._replace(points=self.points[:count], time=time)
 
     def gram(self, x: Tensor) -> Tensor:
         """Covariance ``(*batch, r, 1)`` with one point, as the kernel sees it."""
-        new = self.scaled(x)
+        return self.gram_with(self.scaled(x))
+
+    def gram_with(self, new: Near) -> Tensor:
+        """Covariance ``(*batch, r, 1)`` with one point in the same units."""
         q = (self.points - new.points).square_().sum(-1, keepdim=True).mul_(-0.5)
         if self.kernel.nu is None:
             k = q.clamp_min_(far(q)).exp_()
@@ -198,12 +197,6 @@ class Predictor:
         assert time is not None
         return torch.cat([x, time.expand(x.shape[:-1]).unsqueeze(-1)], -1)
 
-    def for_single_data(self) -> Predictor:
-        """The same, quicker where it sees one point at a time."""
-        new = copy(self)
-        new.near = Near.of(self.form, self.points)
-        return new
-
     def cross(self, x: Tensor) -> Tensor:
         """Prior covariance ``(*batch, r, n)`` of its points and ``x``."""
         if self.near is None or x.size(-2) != 1 or x.requires_grad:
@@ -223,9 +216,10 @@ class Predictor:
             root: ``(*batch, n)`` or ``(n,)``, weights; ``None`` for ones.
             time: ``(n,)``, when they came.
         """
-        x_k = self.with_time(x, time)
-        m, K = self.mean(x), self.form.variances(x_k).unsqueeze(-1)
-        if x.size(-2) != 1:
+        x_k, m = self.with_time(x, time), self.mean(x)
+        if x.size(-2) == 1:
+            K = self.form.variances(x_k).unsqueeze(-1)
+        else:
             K = square_gram(self.form, x_k)
         shift, V = self.solve(x_k)
         if root is not None:
@@ -234,7 +228,10 @@ class Predictor:
             K = root.unsqueeze(-1) * K * root.unsqueeze(-2)
         for v in V:
             K = K - v.mT @ v
-        S = K + torch.diag_embed(self.s.unsqueeze(-1).expand(*self.s.shape, x.size(-2)))
+        noise = self.s[..., None, None]
+        if x.size(-2) > 1:
+            noise = noise * torch.eye(x.size(-2), dtype=K.dtype, device=K.device)
+        S = K + noise
         together = V[0] if len(V) == 1 else torch.cat(_with_one_batch(V), -2)
         return border(together, S, target - m - shift)
 
@@ -251,7 +248,7 @@ class Predictor:
         grown.young = None
         assert self.factor is not None
         grown.points = torch.cat(fn.broadcast_matrices(self.points, x_k), -2)
-        grown.near = None if self.near is None else self.near.joined(x_k)
+        grown.near = None
         old = self.rows.root
         if root is not None or old is not None:
             num_raw = self.points.size(-2) - self.rows.U.size(-1)

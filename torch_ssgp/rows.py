@@ -255,6 +255,29 @@ class Factor:
         """``(*batch, N)``, standardised errors of each row given those before it."""
         return self.storage.e[..., : self.count]
 
+    def with_room(self, num_new: int) -> Factor:
+        """The same, in a storage with room for so many more rows."""
+        store, need = self.storage, self.count + num_new
+        if store.used == self.count and store.capacity >= need:
+            return self
+        return Factor(self.W, self.e, need)
+
+    def append(self, v: Tensor, d: float, error: float) -> Factor:
+        """The factor of these rows and one more, without batch dimensions.
+
+        Args:
+            v: ``(N,)``, ``W`` times its covariance with the rows.
+            d: Its standard deviation given the rows.
+            error: Its standardised error.
+        """
+        n, store = self.count, self.storage
+        store.W[n, :n] = torch.mv(self.W.mT, v).mul_(-1 / d)
+        store.W[n, n], store.e[n] = 1 / d, error
+        grown = object.__new__(Factor)
+        grown.storage, grown.count = store, n + 1
+        store.used = n + 1
+        return grown
+
     def extend(self, border: Border) -> Factor:
         """The factor of these rows and new ones.
 

@@ -148,6 +148,19 @@ def gains_of(
     return torch.stack(gains, -2).clamp(-CAP, CAP)
 
 
+def gains_of_one(
+    e: float, log_scale: float, alone: float, is_known: bool, falls: bool
+) -> list[float]:
+    """The same for a single datum, as numbers; see :func:`gains_of`."""
+    half = 0.5 * e * e
+    gains = (
+        alone + half + log_scale if is_known else 0.0,
+        half * (1 - LARGE**-2) - math.log(LARGE),
+        -math.log(SMALL) - half * (SMALL**-2 - 1) if falls else 0.0,
+    )
+    return [min(max(gain, -CAP), CAP) for gain in gains]
+
+
 def can_fall(likelihood: Likelihood, present: Likelihood) -> Tensor:
     """Whether a smaller noise could be learned, ``(*batch,)``.
 
@@ -319,7 +332,8 @@ def _without_outliers(
         return one, nothing
     for _ in range(ROUNDS):
         trial = _with_weight(state, weight.where(~far, 0.0))
-        if not bool((trial.num_data > 0).all()):
+        # More than a third of all data are no outliers: they say what is usual.
+        if bool((3 * far.sum(-1) > state.num_data).any()):
             return one, nothing
         fit = learn(trial, known, options, limits)
         # Outliers hide each other: without these, others may stand out.
