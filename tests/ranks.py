@@ -47,17 +47,15 @@ def make(kernel=None, **options) -> StreamingGP:
 def shard(n: int) -> slice:
     """Shards of different sizes; that of the second rank is empty."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    if size == 1:
-        return slice(0, n)
-    sizes = [n // 3, 0, n - n // 3] if size == 3 else [n, 0]
-    start = sum(sizes[:rank])
-    return slice(start, start + sizes[rank])
+    ends = [n, n] if size < 3 else [n // 3, n // 3, n]
+    return slice(ends[rank - 1] if rank else 0, ends[rank])
 
 
 def uneven(n: int) -> slice:
+    """Shards of different sizes, none of them empty."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    ends = [n * (k + 1) * (k + 2) // (size * (size + 1)) for k in range(size)]
-    return slice(0 if rank == 0 else ends[rank - 1], ends[rank])
+    ends = [n * k * (k + 1) // (size * (size + 1)) for k in range(size + 1)]
+    return slice(ends[rank], ends[rank + 1])
 
 
 def digest(model: StreamingGP) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import socket
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -17,13 +14,11 @@ import torch
 from gpytorch.kernels import RBFKernel
 
 import ranks
-from conftest import FULL
 from torch_ssgp import StreamingGP
 from torch_ssgp.distributed import DistributedStreamingGP
 from torch_ssgp.exceptions import ArgumentError
 
-RANKS = Path(ranks.__file__)
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+RANKS = ranks.__file__
 EXACT = (
     "closed form",
     "empty shard",
@@ -42,71 +37,39 @@ SCENARIOS = {
 }
 
 
-def by_torchrun(size: int) -> list[str]:
-    """What each of so many ranks prints; the first alone says something."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={size}", str(RANKS), *SCENARIOS[size]]
-    for _ in range(2):
-        ended = subprocess.run(
-            command,
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        # Once seen on a busy machine: a thread of gloo, torn down while it runs. That
-        # is torch's, so it is tried once more; anything else fails at once.
-        if "terminate called without an active exception" not in ended.stderr:
-            break
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return [ended.stdout]
-
-
-def group_of(size: int) -> dict[str, str]:
-    """What torchrun tells its ranks, apart from their number."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return {**group, "WORLD_SIZE": str(size)}
-
-
-def in_this_process() -> list[str]:
-    """The same of one rank, without the seconds in which two processes start."""
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()) as printed,
-    ):
-        for name, value in {**group_of(1), "RANK": "0"}.items():
-            patch.setenv(name, value)
-        ranks.main(SCENARIOS[1])
-    return [printed.getvalue()]
-
-
-def one_by_one(folder: Path, size: int) -> list[str]:
-    """The same without torchrun, which ends all ranks as soon as one is killed."""
-    command = [sys.executable, str(RANKS), "--fork", str(folder), str(size)]
+def start(*command: str, **environment: str) -> str:
+    """What a program prints."""
     ended = subprocess.run(
-        [*command, *SCENARIOS[size]],
-        env={**ENVIRONMENT, **group_of(size)},
+        [sys.executable, *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
         timeout=300,
-        check=False,
     )
-    # See `killed` in ranks.py.
-    assert json.loads(ended.stdout) == [3, 3, -9], ended.stderr[-3000:]
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended.stdout
+
+
+def forked(folder: Path, size: int, codes: list[int]) -> list[str]:
+    """What each rank prints, without torchrun, which ends all when one is killed."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)}
+    ended = start(RANKS, "--fork", str(folder), str(size), *SCENARIOS[size], **group)
+    assert json.loads(ended) == codes
     return [(folder / str(rank)).read_text() for rank in range(size)]
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory) -> dict[int, list[str]]:
-    """What the ranks say, by their number."""
-    one = by_torchrun(1) if FULL else in_this_process()
-    three = one_by_one(tmp_path_factory.mktemp("ranks"), 3)
-    return {1: one, 2: by_torchrun(2), 3: three}
+    """What the ranks say, by their number; by torchrun the first alone."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    return {
+        1: forked(tmp_path_factory.mktemp("one"), 1, [0]),
+        2: [start(*torchrun, RANKS, *SCENARIOS[2])],
+        3: forked(tmp_path_factory.mktemp("three"), 3, [3, 3, -9]),  # see `killed`
+    }
 
 
 @pytest.fixture(scope="module")
@@ -148,16 +111,13 @@ def test_a_nan_on_one_rank_is_the_same_error_on_all_and_changes_nothing(facts, s
     assert found["unchanged"] and found["goes_on"]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("option", "ArgumentError: The ranks differ in their option num_steps: 0, 1."),
-        (
-            "unknown option",
-            "UnknownOptionError: On rank 0: update has no option 'steps'",
-        ),
-    ],
-)
+OPTIONS = {
+    "option": "ArgumentError: The ranks differ in their option num_steps: 0, 1.",
+    "unknown option": "UnknownOptionError: On rank 0: update has no option 'steps'",
+}
+
+
+@pytest.mark.parametrize(("name", "message"), OPTIONS.items())
 def test_options_must_be_the_same_on_all_ranks(facts, name, message):
     found = facts[2][name]
     assert all(error.startswith(message) for error in found["errors"])
