@@ -29,7 +29,7 @@ def scores(num_inducing, seed=0, num_batches=None, **options):
 
 
 def test_default_settings_follow_the_beginning_of_the_stream():
-    row = scores(40, num_batches=8)
+    row = scores(80, num_batches=8)
     assert row["RMSE"] * UNIT <= 0.001
 
 

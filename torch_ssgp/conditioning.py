@@ -13,7 +13,7 @@ from torch_ssgp.exceptions import FactorizationError
 from torch_ssgp.memory import Data, GaussianData
 from torch_ssgp.modules import observation_noise
 from torch_ssgp.prediction import Predictor
-from torch_ssgp.update import walk
+from torch_ssgp.update import walk, young
 from torch_ssgp.update.objective import GaussianObjective, is_readable
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.sites import joined_sites, sites_ahead
@@ -79,7 +79,11 @@ def condition(
         before = recall(known, new, limits)
         time = before.counts.arrived + torch.arange(new.y.size(-1)).to(new.y)
         every = None if before.sites is None else joined_sites(before.sites, sites)
-        state = appended(before, new._replace(time=time), every, border.e.detach())
+        error = border.e.detach()
+        if predictor.young is not None:
+            odds, error, _ = young.one_ahead(predictor, new, before.num_data)
+            before = before._replace(odds=odds)
+        state = appended(before, new._replace(time=time), every, error)
         model.memory.replace(**state.buffers(limits.shared_noise))
     # A mixture over hyperparameters sees the new data as well, with their graph.
     state = state._replace(data=before.data.joined(data), predictor=grown)

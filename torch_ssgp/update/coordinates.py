@@ -12,7 +12,7 @@ from gpytorch.module import Module
 from torch import Tensor, nn
 
 from torch_ssgp import functional as fn
-from torch_ssgp.update.initialization import fit_shape
+from torch_ssgp.update.initialization import fit_shape, weights_of
 from torch_ssgp.update.objective import Objective
 
 WEIGHT = 0.2  # unit of the weights of a network before a kernel
@@ -96,12 +96,7 @@ def _hyperparameters(module: Module, objective: Objective) -> list[Coordinate]:
     constants = {
         id(m.raw_constant) for m in module.modules() if isinstance(m, ConstantMean)
     }
-    weights = {
-        id(parameter)
-        for part in module.modules()
-        if not isinstance(part, Module)
-        for parameter in part.parameters(recurse=False)
-    }
+    weights = set(map(id, weights_of(module)))
     result = []
     for _, parameter, constraint in module.named_parameters_and_constraints():
         if not parameter.requires_grad:

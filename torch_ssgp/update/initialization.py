@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 from gpytorch.constraints import Interval
-from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.module import Module
@@ -70,15 +70,10 @@ def initialize_from_data(
         seen = seen.expand(y.shape)
         level, variance = (_as_others(t, seen) for t in (level, variance))
     set_constants(mean, level)
-    scales = [k for k in kernel.modules() if isinstance(k, ScaleKernel)]
-    for scaled in scales:
+    for scaled in scales_of(kernel):
         if is_default(scaled.raw_outputscale):
             set_hyperparameter(scaled, "raw_outputscale", variance)
-    lengths = [
-        Length(k, name, input_spread(k, name, x))
-        for k in kernel.modules()
-        if (name := length_name(k)) and is_default(getattr(k, name))
-    ]
+    lengths = lengths_of(kernel, x)
     noise = None
     if isinstance(likelihood, GaussianLikelihood):
         free = is_default(likelihood.noise_covar.raw_noise)
@@ -94,6 +89,42 @@ def initialize_from_data(
         return _log_density(y - mean(x), K, sigma2, seen)
 
     search(lengths, noise, LENGTHSCALES, NOISES, evidence, seen)
+
+
+def scales_of(kernel: Kernel) -> list[ScaleKernel]:
+    """Scales that together scale the kernel: of all terms, of one factor."""
+    if isinstance(kernel, ScaleKernel):
+        return [kernel]
+    inner = getattr(kernel, "base_kernel", None)
+    parts = [scales_of(k) for k in getattr(kernel, "kernels", [inner] if inner else [])]
+    if isinstance(kernel, AdditiveKernel):
+        return sum(parts, [])
+    return next(filter(None, parts), [])
+
+
+def weights_of(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters of networks, which are no GPyTorch modules."""
+    return [
+        parameter
+        for part in module.modules()
+        if not isinstance(part, Module)
+        for parameter in part.parameters(recurse=False)
+    ]
+
+
+def lengths_of(kernel: Kernel, x: Tensor) -> list[Length]:
+    """What is in units of the inputs, and nobody set.
+
+    Behind a network that is nothing: the extent of its features is not that of the
+    inputs, and features that a short lengthscale takes apart teach a network nothing.
+    """
+    if weights_of(kernel):
+        return []
+    return [
+        Length(k, name, input_spread(k, name, x))
+        for k in kernel.modules()
+        if (name := length_name(k)) and is_default(getattr(k, name))
+    ]
 
 
 def set_constants(mean: Mean, level: Tensor) -> None:

@@ -39,9 +39,15 @@ from torch_ssgp.modules import (
 from torch_ssgp.points import evenly
 from torch_ssgp.rows import Regression
 from torch_ssgp.update import young
-from torch_ssgp.update.initialization import SUBSET, average, initialize_from_data
+from torch_ssgp.update.initialization import (
+    SUBSET,
+    average,
+    initialize_from_data,
+    weights_of,
+)
 from torch_ssgp.update.young import Grid
 
+DECAY = 0.5  # standard deviation of weights of a network, a priori
 JITTERS = (1e-6, 1e-4, 1e-2)  # tried one after the other where a smaller one fails
 
 
@@ -390,7 +396,8 @@ class Objective(ABC):
     def log_prior(self) -> Tensor | float:
         """Log-density of the hyperparameters under GPyTorch priors, ``(*batch,)``.
 
-        Streams that share a hyperparameter share its density.
+        Streams that share a hyperparameter share its density. Weights of a network have
+        a normal prior, known as weight decay.
         """
         batch = self.batch_shape
         total: Tensor | float = 0.0
@@ -400,7 +407,13 @@ class Objective(ABC):
                 total = total + sum_over(density, len(batch))
             else:
                 total = total + density.sum() / batch.numel()
-        return total
+        decay = sum(w.square().sum() for w in self.weights) / DECAY**2
+        return total - 0.5 * decay / batch.numel()
+
+    @cached_property
+    def weights(self) -> list[nn.Parameter]:
+        """Weights of networks in the kernel."""
+        return weights_of(self.kernel)
 
     @cached_property
     def named_priors(self) -> list[tuple]:

@@ -9,7 +9,7 @@ the function whatever the link.
 from __future__ import annotations
 
 import torch
-from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
@@ -18,11 +18,10 @@ from torch_ssgp.likelihoods import expected_log_prob, takes_labels
 from torch_ssgp.memory import Data
 from torch_ssgp.points import evenly
 from torch_ssgp.update.initialization import (
-    Length,
     Noise,
-    input_spread,
     is_default,
-    length_name,
+    lengths_of,
+    scales_of,
     search,
     set_constants,
     set_hyperparameter,
@@ -64,13 +63,12 @@ def initialize_sites(objective: SiteObjective) -> None:
     # A noise of the targets means that they are the function plus noise.
     has_noise = hasattr(likelihood, "raw_noise")
     scale = variance if has_noise else _latent_variance(likelihood, y, level)
-    for module in kernel.modules():
-        if isinstance(module, ScaleKernel) and is_default(module.raw_outputscale):
-            set_hyperparameter(module, "raw_outputscale", scale)
+    for scaled in scales_of(kernel):
+        if is_default(scaled.raw_outputscale):
+            set_hyperparameter(scaled, "raw_outputscale", scale)
     lengths = [
-        Length(k, name, input_spread(k, name, x) * _diameter(k, name, x))
-        for k in kernel.modules()
-        if (name := length_name(k)) and is_default(getattr(k, name))
+        each._replace(spread=each.spread * _diameter(each.kernel, each.name, x))
+        for each in lengths_of(kernel, x)
     ]
     if not lengths and noise is None:
         return

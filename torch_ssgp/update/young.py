@@ -28,7 +28,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from gpytorch.kernels import (
@@ -44,13 +44,17 @@ from torch import Tensor, nn
 
 from torch_ssgp import functional as fn
 from torch_ssgp.kernels import Form, read
-from torch_ssgp.memory import TRUSTED
+from torch_ssgp.memory import TRUSTED, Data
 from torch_ssgp.modules import square_gram
 from torch_ssgp.update.initialization import (
     fit_shape,
     input_spread,
+    scales_of,
     set_hyperparameter,
 )
+
+if TYPE_CHECKING:
+    from torch_ssgp.prediction import Predictor
 
 # The grid: lengthscales in units of the diameter of the inputs, noise in units of the
 # scale; and the priors of both, log-normal.
@@ -104,10 +108,11 @@ def grid_of(prior: Any, start: list[Tensor]) -> Grid | None:
 
     if not is_free(likelihood.raw_noise):
         return None
+    scales = {id(k.raw_outputscale) for k in scales_of(kernel)}
     names, count = [], 0
     for name, parameter in kernel.named_parameters():
         count += 1
-        if name.rpartition(".")[2] in ("raw_lengthscale", "raw_outputscale"):
+        if name.endswith("raw_lengthscale") or id(parameter) in scales:
             if not is_free(parameter):
                 return None
             names.append(name)
@@ -388,19 +393,39 @@ def set_best(prior: Any, grid: Grid, mixture: Mixture) -> None:
 
 
 @torch.no_grad()
-def updated_odds(
-    odds: Tensor, learned: Tensor, integrated: Tensor, num_data: Tensor
-) -> Tensor:
-    """Log odds of learned hyperparameters after new data, ``(*batch,)``.
+def one_ahead(
+    predictor: Predictor, new: Data, num_data: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What new data say of a young model, each ``(*batch, n)`` but the first.
 
     Args:
-        odds: ``(*batch,)``, before.
-        learned: ``(*batch, n)``, log densities of new data by learned hyperparameters.
-        integrated: ``(*batch, n)``, by the mixture.
+        predictor: That of the data so far, averaged with a mixture.
+        new: New data.
         num_data: ``(*batch,)`` or ``()``, data so far.
+
+    Returns:
+        Log odds of learned hyperparameters ``(*batch,)``, standardised errors of the
+        new data one step ahead, and the scale of these.
     """
-    odds = odds + (learned - integrated).clamp(-CAP, CAP).sum(-1)
-    p = odds.sigmoid()
+    assert predictor.young is not None
+    mixture, odds = predictor.young
+    mean, variance = predictor.moments(new.x)
+    noise = predictor.s.unsqueeze(-1)
+    other, total = mixture.moments(new.x)
+    gain = _log_normal(new.y - mean, variance + noise)
+    gain = (gain - _log_normal(new.y - other, total)).clamp(-CAP, CAP)
+    both, latent = predictor.average(new.x, mean, variance)
+    scale = (latent + noise).sqrt().expand(new.y.shape)
+    error = ((new.y - both) / scale).expand(new.y.shape)
+    if new.seen is not None:
+        gain, error = gain.where(new.seen, 0), error.where(new.seen, 0)
+    p = (odds + gain.sum(-1)).sigmoid()
     p = p + (1 - p) / (num_data + 2)
     # Before, those of the modules are those of a cell.
-    return torch.where(num_data < FEW, -TRUSTED, p.logit(eps=1e-12))
+    odds = torch.where(num_data < FEW, -TRUSTED, p.logit(eps=1e-12))
+    return odds, error, scale
+
+
+def _log_normal(error: Tensor, variance: Tensor) -> Tensor:
+    """Log density of errors, up to a constant."""
+    return -0.5 * (error.square() / variance + variance.log())
