@@ -58,6 +58,15 @@ def batches(likelihood=None):
         yield x, y, seen
 
 
+def check_each(together, alone, **tolerance):
+    """Every stream predicts as its own model."""
+    latent = together(X_TEST)
+    for i, model in enumerate(alone):
+        expected = model(X_TEST)
+        torch.testing.assert_close(latent.mean[i], expected.mean, **tolerance)
+        torch.testing.assert_close(latent.variance[i], expected.variance, **tolerance)
+
+
 @pytest.mark.parametrize("kind", ["gaussian", "known noise", "fixed", "bernoulli"])
 @pytest.mark.parametrize("compressed", [False, True])
 def test_every_stream_is_that_of_a_model_of_its_readings_alone(kind, compressed):
@@ -73,24 +82,17 @@ def test_every_stream_is_that_of_a_model_of_its_readings_alone(kind, compressed)
     alone = [make(likelihood(), torch.Size(), 100) for _ in range(3)]
     has_noise = kind in ("known noise", "fixed")
     for x, y, seen in batches(likelihood()):
-        noise = 0.02 + 0.1 * torch.rand_like(y) if has_noise else None
-        if noise is None:
-            result = together.update(x, y.where(seen, math.nan), **options)
-        else:
-            noises = noise.where(seen, math.nan)
-            result = together.update(x, y.where(seen, math.nan), noises, **options)
+        values = (y, 0.02 + 0.1 * torch.rand_like(y)) if has_noise else (y,)
+        result = together.update(
+            x, *(value.where(seen, math.nan) for value in values), **options
+        )
         for i, model in enumerate(alone):
-            if not seen[i].any():
-                continue
-            known = None if noise is None else noise[i][seen[i]]
-            single = model.update(x[i][seen[i]], y[i][seen[i]], known, **options)
-            torch.testing.assert_close(result.bound[i], single.bound, **tolerance)
-    latent = together(X_TEST)
+            if seen[i].any():
+                mine = (value[i][seen[i]] for value in (x, *values))
+                single = model.update(*mine, **options)
+                torch.testing.assert_close(result.bound[i], single.bound, **tolerance)
+    check_each(together, alone, **tolerance)
     for i, model in enumerate(alone):
-        expected = model(X_TEST)
-        for name in ("mean", "variance"):
-            ours, theirs = getattr(latent, name)[i], getattr(expected, name)
-            torch.testing.assert_close(ours, theirs, **tolerance)
         assert float(together.num_data[i]) == pytest.approx(float(model.num_data))
 
 
@@ -110,14 +112,7 @@ def test_single_points_are_appended_where_streams_have_them():
             if seen[i]:
                 model.update(x[i], y[i], num_steps=0)
     assert together.memory.num_raw == 6
-    for i, model in enumerate(alone):
-        expected = model(X_TEST)
-        torch.testing.assert_close(
-            together(X_TEST).mean[i], expected.mean, rtol=0, atol=1e-9
-        )
-        torch.testing.assert_close(
-            together(X_TEST).variance[i], expected.variance, rtol=0, atol=1e-9
-        )
+    check_each(together, alone, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("likelihood", [None, BernoulliLikelihood()])
