@@ -28,6 +28,7 @@ from torch_ssgp.validation import (
     check_positive_int,
     is_number,
     kind_of,
+    wrong,
 )
 
 OF_VERSION_02 = ("revise", "wants_points", "extend")
@@ -124,9 +125,7 @@ class RandomReplace(InducingPolicy):
 
     def __init__(self, fraction: float = 0.3, seed: int = 0) -> None:
         if not (is_number(fraction) and 0 <= fraction <= 1):
-            raise ArgumentError(
-                f"fraction is {fraction!r}; expected a number in [0, 1]."
-            )
+            raise wrong("fraction", fraction, "a number in [0, 1]")
         self.fraction = float(fraction)
         self.seed = check_positive_int(seed, "seed", at_least=0)
 
@@ -268,9 +267,7 @@ class AdaptiveBudget(InducingPolicy):
         policy: GreedyPolicy | None = None,
     ) -> None:
         if not (is_number(tolerance) and tolerance > 0):
-            raise ArgumentError(
-                f"tolerance is {tolerance!r}; expected nats per datum above zero."
-            )
+            raise wrong("tolerance", tolerance, "nats per datum above zero")
         least = check_positive_int(min_inducing, "min_inducing")
         if max_inducing is not None:
             max_inducing = check_positive_int(max_inducing, "max_inducing", least)

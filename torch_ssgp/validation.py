@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any, SupportsIndex
 
@@ -35,18 +35,15 @@ def check_inputs(
     device: torch.device,
     batch_shape: torch.Size = torch.Size(),
 ) -> Tensor:
-    """Inputs ``(*batch, n, d)``; a vector becomes one column.
+    """Inputs ``(*batch, n, d)`` as a model needs them; a vector becomes one column.
 
     Args:
         x: The argument, of any type.
         name: Its name in messages.
         num_dims: Input dimension known so far.
-        dtype: Dtype of the model.
-        device: Device of the model.
+        dtype: That of the model.
+        device: That of the model.
         batch_shape: The batch shape that they must broadcast with.
-
-    Returns:
-        The inputs, at least two-dimensional.
     """
     _check_tensor(x, name, dtype, device)
     came = tuple(x.shape)
@@ -81,52 +78,43 @@ def check_targets(
     batch_shape: torch.Size,
     may_miss: bool = False,
 ) -> Tensor | None:
-    """Targets ``(*batch, n)`` for inputs ``(*batch, n, d)``.
+    """Targets ``(*batch, n)`` for inputs: which readings are missing, if any is.
 
     Args:
         y: The argument, of any type.
-        x: Inputs, checked before.
+        x: ``(*batch, n, d)`` inputs, checked before.
         name: What to call the targets in messages.
         x_name: What to call the inputs.
         x_shape: The shape in which the inputs came.
         batch_shape: Batch shape of the model.
         may_miss: Whether NaN is a reading that a stream does not have.
-
-    Returns:
-        ``(*batch, n)``, which readings are missing; ``None`` if none is.
     """
     _check_tensor(y, name, x.dtype, x.device)
-    num_new = x.size(-2)
-    expected = (*batch_shape, num_new)
-    if y.ndim and y.shape[-1:] == (1,) and y.shape[:-1] == expected:
-        raise ShapeError(
-            f"{name} has shape {tuple(y.shape)}; expected {expected}. "
-            f"Use {name}.squeeze(-1)."
+    expected = (*batch_shape, x.size(-2))
+    if y.shape != expected:
+        advice = (
+            f" for {x_name} of shape {tuple(x_shape)} and batch_shape "
+            f"{tuple(batch_shape)}."
         )
-    if tuple(y.shape) != expected:
+        if y.shape == (*expected, 1):
+            advice = f". Use {name}.squeeze(-1)."
         raise ShapeError(
-            f"{name} has shape {tuple(y.shape)}; expected {expected} for {x_name} of "
-            f"shape {tuple(x_shape)} and batch_shape {tuple(batch_shape)}."
+            f"{name} has shape {tuple(y.shape)}; expected {expected}{advice}"
         )
-    if num_new == 0:
+    if x.size(-2) == 0:
         raise ShapeError(
             f"{x_name} has shape {tuple(x_shape)}: an empty batch. "
             "Skip the update when nothing arrived."
         )
-    if may_miss:
-        return _missing(y, name)
-    _check_finite(y, name)
-    return None
-
-
-def _missing(y: Tensor, name: str) -> Tensor | None:
-    if y.is_meta or bool(torch.isfinite(y).all()):
+    if not may_miss:
+        _check_finite(y, name)
+    if not may_miss or y.is_meta or bool(torch.isfinite(y).all()):
         return None
-    infinite, missing = torch.isinf(y), torch.isnan(y)
-    if bool(infinite.any()):
+    num_infinite, missing = int(torch.isinf(y).sum()), torch.isnan(y)
+    if num_infinite:
         raise NonFiniteError(
-            f"{name} has {int(infinite.sum())} infinite values of {y.numel()}. Use NaN "
-            "where a stream has no reading."
+            f"{name} has {num_infinite} infinite values of {y.numel()}. Use NaN where "
+            "a stream has no reading."
         )
     if bool(missing.all()):
         raise NonFiniteError(
@@ -137,16 +125,7 @@ def _missing(y: Tensor, name: str) -> Tensor | None:
 
 
 def check_noise(noise: Tensor, y: Tensor, missing: Tensor | None = None) -> Tensor:
-    """Noise variances, one per target.
-
-    Args:
-        noise: The argument, of any type.
-        y: ``(*batch, n)`` targets.
-        missing: ``(*batch, n)``, which of them are not there.
-
-    Returns:
-        ``(*batch, n)``, the variances; one where a target is missing, whatever came.
-    """
+    """Noise variances like ``y``; one where a target is missing, whatever came."""
     _check_tensor(noise, "noise", y.dtype, y.device)
     try:
         noise = noise.expand(y.shape)
@@ -185,13 +164,7 @@ def check_module(value: Any, name: str, expected: type, example: str) -> None:
 
 
 def check_choice(z: Any, policy: object, x: Tensor) -> None:
-    """Inducing points ``(*batch, m, d)`` that a policy returned.
-
-    Args:
-        z: What the policy returned.
-        policy: Where it came from.
-        x: ``(*batch, n, d)`` new inputs, among the candidates.
-    """
+    """Inducing points that a policy chose: ``(*batch, m, d)`` that go with inputs."""
     name = f"The choice of {type(policy).__name__}"
     expected = ", ".join(map(str, (*x.shape[:-2], "m", x.size(-1))))
     came, fits = kind_of(z), False
@@ -207,31 +180,10 @@ def check_choice(z: Any, policy: object, x: Tensor) -> None:
     _check_finite(z, name)
 
 
-def check_batch_shape(value: Iterable[int]) -> torch.Size:
-    """Positive sizes, as ``torch.Size``."""
-    try:
-        shape = torch.Size(value)
-    except TypeError:
-        shape = None
-    if shape is None or any(size < 1 for size in shape):
-        raise ArgumentError(
-            f"batch_shape is {value!r}; expected sizes of at least 1, such as "
-            "torch.Size([2]); torch.Size() for a single stream."
-        )
-    return shape
-
-
 def check_modules(
     kernel: Kernel, mean: Mean, likelihood: nn.Module, batch_shape: torch.Size
 ) -> None:
-    """Kernel, mean and likelihood that go with the batch shape and with each other.
-
-    Args:
-        kernel: Prior covariance.
-        mean: Prior mean.
-        likelihood: Likelihood.
-        batch_shape: Batch shape of the model.
-    """
+    """Modules that go with the batch shape of the model and with each other."""
     raw_noise = getattr(likelihood, "raw_noise", None)
     shapes = {
         "covar_module": kernel.batch_shape,
@@ -259,52 +211,43 @@ def check_modules(
 
 
 def check_prior(kernel: Kernel, mean: Mean, x: Tensor) -> None:
-    """A prior that has one value per row of the inputs.
-
-    Args:
-        kernel: Prior covariance; it may remember what it was called with.
-        mean: Prior mean.
-        x: ``(*batch, n, d)`` inputs, checked before.
-    """
+    """A prior that has one value per row of the inputs ``(*batch, n, d)``."""
     num_dims = x.size(-1)
     _check_ard(kernel, num_dims)
     one = x.reshape(-1, num_dims)[:1]
     two = one.expand(2, -1)  # of another shape: nothing to compare on the device
-    _check_values("covar_module", lambda: to_dense(kernel(one, two)), (1, 2), num_dims)
-    _check_values("mean_module", lambda: mean(one), (1,), num_dims)
-
-
-def _check_values(
-    name: str, values: Callable[[], Tensor], expected: tuple[int, ...], num_dims: int
-) -> None:
-    try:
-        found = tuple(values().shape[-len(expected) :])
-    except (RuntimeError, IndexError) as error:
-        raise ShapeError(
-            f"{name} cannot be evaluated at inputs of shape (1, {num_dims}); see the "
-            f"error above. Expected a {name} for (..., n, {num_dims})."
-        ) from error
-    if found != expected:
-        raise ShapeError(
-            f"{name} has values of shape {found} where {expected} was expected: "
-            "several per point. Use batch_shape for several outputs."
-        )
+    for name, values, expected in (
+        ("covar_module", lambda: to_dense(kernel(one, two)), (1, 2)),
+        ("mean_module", lambda: mean(one), (1,)),
+    ):
+        try:
+            found = tuple(values().shape[-len(expected) :])
+        except (RuntimeError, IndexError) as error:
+            raise ShapeError(
+                f"{name} cannot be evaluated at inputs of shape (1, {num_dims}); see "
+                f"the error above. Expected a {name} for (..., n, {num_dims})."
+            ) from error
+        if found != expected:
+            raise ShapeError(
+                f"{name} has values of shape {found} where {expected} was expected: "
+                "several per point. Use batch_shape for several outputs."
+            )
 
 
 def _check_ard(kernel: Kernel, num_dims: int) -> None:
-    dims = kernel.active_dims
+    """A kernel, and its parts, for as many inputs as there are."""
+    dims, kind = kernel.active_dims, type(kernel).__name__
     if dims is not None and dims.ndim == 0:
         raise ShapeError(
-            f"{type(kernel).__name__} has active_dims={int(dims)}; expected a "
-            f"sequence. Use active_dims=[{int(dims)}]."
+            f"{kind} has active_dims={int(dims)}; expected a sequence. "
+            f"Use active_dims=[{int(dims)}]."
         )
-    seen = num_dims if dims is None else len(dims)
-    if kernel.ard_num_dims not in (None, seen):
+    seen, ard = num_dims if dims is None else len(dims), kernel.ard_num_dims
+    if ard not in (None, seen):
         raise ShapeError(
-            f"{type(kernel).__name__} has ard_num_dims={kernel.ard_num_dims}; its "
-            f"inputs have d = {seen}. Use ard_num_dims={seen}, or pass inputs of shape "
-            f"(n, {kernel.ard_num_dims}); a single point has shape "
-            f"(1, {kernel.ard_num_dims})."
+            f"{kind} has ard_num_dims={ard}; its inputs have d = {seen}. Use "
+            f"ard_num_dims={seen}, or pass inputs of shape (n, {ard}); a single point "
+            f"has shape (1, {ard})."
         )
     if isinstance(kernel, ScaleKernel):  # has the active_dims of its base
         _check_ard(kernel.base_kernel, num_dims)
@@ -313,29 +256,30 @@ def _check_ard(kernel: Kernel, num_dims: int) -> None:
             _check_ard(part, seen)
 
 
-def check_options(options: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Keywords that are names of options.
+# -- options ------------------------------------------------------------------------
 
-    Args:
-        options: The keywords passed.
-        known: The names of all options.
-        where: The function that takes them.
-    """
+
+def wrong(name: str, value: object, expected: str) -> ArgumentError:
+    """The error of an option: what came, and what was expected."""
+    return ArgumentError(f"{name} is {value!r}; expected {expected}.")
+
+
+def check_options(options: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Keywords that ``where`` takes: names of known options."""
     known = sorted(known)
-    for name in options:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            advice = f" Did you mean {close[0]}?" if close else ""
-            raise UnknownOptionError(
-                f"{where} has no option {name!r}.{advice} Known options: "
-                f"{', '.join(known)}."
-            )
+    for name in [option for option in options if option not in known]:
+        close = difflib.get_close_matches(name, known, n=1)
+        advice = f" Did you mean {close[0]}?" if close else ""
+        raise UnknownOptionError(
+            f"{where} has no option {name!r}.{advice} Known options: "
+            f"{', '.join(known)}."
+        )
 
 
 def check_flag(value: bool, name: str) -> None:
     """True or False: a string such as "no" would count as true."""
     if not isinstance(value, bool):
-        raise ArgumentError(f"{name} is {value!r}; expected True or False.")
+        raise wrong(name, value, "True or False")
 
 
 def check_forget(forget: float | str | None) -> None:
@@ -343,18 +287,27 @@ def check_forget(forget: float | str | None) -> None:
     if forget is None or (isinstance(forget, str) and forget == "auto"):
         return
     if isinstance(forget, str) or not (is_number(forget) and 0 < forget <= 1):
-        raise ArgumentError(
-            f"forget is {forget!r}; expected a number in (0, 1], 1 to keep all, or "
-            "'auto' to let the evidence decide."
+        raise wrong(
+            "forget",
+            forget,
+            "a number in (0, 1], 1 to keep all, or 'auto' to let the evidence decide",
         )
+
+
+def check_alpha(alpha: float) -> None:
+    """The power of Power-EP."""
+    if not (is_number(alpha) and 0 <= alpha <= 1):
+        expected = "a number in [0, 1]: 0 for the variational bound, 1 for EP"
+        raise wrong("alpha", alpha, expected)
 
 
 def check_positive(value: float, name: str, or_zero: bool = False) -> None:
     """A finite number above zero, or zero too."""
     good = is_number(value) and 0 <= value < math.inf
     if not good or (value == 0 and not or_zero):
-        expected = "zero or above" if or_zero else "above zero"
-        raise ArgumentError(f"{name} is {value!r}; expected a number {expected}.")
+        raise wrong(
+            name, value, f"a number {'zero or above' if or_zero else 'above zero'}"
+        )
 
 
 def check_positive_int(value: SupportsIndex, name: str, at_least: int = 1) -> int:
@@ -364,10 +317,24 @@ def check_positive_int(value: SupportsIndex, name: str, at_least: int = 1) -> in
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or number < at_least:
-        raise ArgumentError(
-            f"{name} is {value!r}; expected an integer of at least {at_least}."
-        )
+        raise wrong(name, value, f"an integer of at least {at_least}")
     return number
+
+
+def check_batch_shape(value: Iterable[int]) -> torch.Size:
+    """Positive sizes, as ``torch.Size``."""
+    try:
+        shape = torch.Size(value)
+    except TypeError:
+        shape = None
+    if shape is None or any(size < 1 for size in shape):
+        raise wrong(
+            "batch_shape",
+            value,
+            "sizes of at least 1, such as torch.Size([2]); torch.Size() for a single "
+            "stream",
+        )
+    return shape
 
 
 MEMORY = 1.5  # rows of a memory for every point that a compression leaves, by default
@@ -396,13 +363,7 @@ def check_from_memory(value: bool | None) -> None:
         )
 
 
-def check_alpha(alpha: float) -> None:
-    """The power of Power-EP."""
-    if not (is_number(alpha) and 0 <= alpha <= 1):
-        raise ArgumentError(
-            f"alpha is {alpha!r}; expected a number in [0, 1]: 0 for the variational "
-            "bound, 1 for EP."
-        )
+# -- pieces -------------------------------------------------------------------------
 
 
 def _check_tensor(
