@@ -347,7 +347,7 @@ class StreamingCore(AtomicModule, GP):
     def frozen_modules(self, dtype: torch.dtype) -> tuple[Kernel, Mean, Likelihood]:
         """Frozen copies of the modules, renewed when hyperparameters change."""
         with self.locks.commit:
-            now = self._fingerprint()
+            now = self.fingerprint()
             if self._frozen is not None:
                 cached_dtype, fingerprint, modules = self._frozen
                 if cached_dtype == dtype and torch.equal(fingerprint, now):
@@ -360,7 +360,7 @@ class StreamingCore(AtomicModule, GP):
             self._frozen = (dtype, now, modules)
             return modules
 
-    def _fingerprint(self) -> Tensor:
+    def fingerprint(self) -> Tensor:
         """All hyperparameters as one vector; a change makes the cache stale."""
         tensors = [t.detach().reshape(-1) for t in self._prior_tensors()]
         kinds = {t.dtype for t in (*tensors, self._like)}
@@ -385,7 +385,7 @@ class StreamingCore(AtomicModule, GP):
                 return None
             key, fingerprint, predictor = self._predictor
             same = all(a is b for a, b in zip(self._key(), key, strict=True))
-            same = same and torch.equal(fingerprint, self._fingerprint())
+            same = same and torch.equal(fingerprint, self.fingerprint())
             return predictor if same else None
 
     def current_live(self) -> Live | None:
@@ -421,7 +421,7 @@ class StreamingCore(AtomicModule, GP):
 
     def keep(self, predictor: Predictor) -> Tensor:
         """Take a predictor for that of this state; returns the hyperparameters."""
-        now = self._fingerprint()
+        now = self.fingerprint()
         self._predictor = (self._key(), now, predictor)
         return now
 

@@ -26,19 +26,22 @@ from torch_ssgp.advice import warn_once
 from torch_ssgp.atomic import atomic_change
 from torch_ssgp.conditioning import condition, evidence_of
 from torch_ssgp.core import StreamingCore
-from torch_ssgp.exceptions import ArgumentError, NumericalWarning, warn
+from torch_ssgp.exceptions import ArgumentError, NumericalWarning, StateError, warn
 from torch_ssgp.export import ExportedGP, export_predictor
 from torch_ssgp.indexing import streams_of
 from torch_ssgp.inducing import InducingPolicy
 from torch_ssgp.live import Now
 from torch_ssgp.memory import Data, Memory
 from torch_ssgp.update.objective import Prior
-from torch_ssgp.update.options import UpdateOptions, resolve
+from torch_ssgp.update.options import DEFAULTS, UpdateOptions, resolve
 from torch_ssgp.update.result import Status, UpdateResult
 from torch_ssgp.update.state import Learned
+from torch_ssgp.update.walk import caught_up
 from torch_ssgp.update.walk import update as update_walk
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+LATER = UpdateOptions(learn_hyperparameters="later")
+CATCH_UP = 2  # rounds of catching up with data that came while the model learned
 
 
 def one_at_a_time(update: Method) -> Method:
@@ -188,6 +191,69 @@ class StreamingGP(StreamingCore):
         chosen = resolve(options, learn, keywords)
         return self.learn_from(self.check_data(x_new, y_new, noise), chosen)
 
+    def observe(
+        self, x_new: Tensor, y_new: Tensor, noise: Tensor | None = None
+    ) -> UpdateResult:
+        """Add new data in closed form, in bounded time: ``update(learn="later")``.
+
+        Hyperparameters stay, until :meth:`learn` is called. Alarms are counted, and
+        explained there.
+
+        Args:
+            x_new: As in :meth:`update`.
+            y_new: As in :meth:`update`.
+            noise: As in :meth:`update`.
+
+        Returns:
+            What the update did.
+        """
+        return self.update(x_new, y_new, noise, options=LATER)
+
+    def learn(self, options: UpdateOptions | None = None) -> UpdateResult:
+        """Do what :meth:`observe` left undone; perhaps in another thread.
+
+        It learns from the data so far while others may observe and predict. What it
+        learned is committed atomically, with the data that came meanwhile.
+
+        Args:
+            options: How to learn.
+
+        Returns:
+            What it did.
+
+        Example:
+            >>> import torch
+            >>> from gpytorch.kernels import RBFKernel, ScaleKernel
+            >>> from torch_ssgp import StreamingGP
+            >>> model = StreamingGP(ScaleKernel(RBFKernel()))
+            >>> for x in torch.linspace(0, 5, 30).split(1):
+            ...     result = model.observe(x, torch.sin(x))
+            >>> model.learn().learned
+            True
+        """
+        if self.memory.is_empty:
+            raise StateError("The model has no data yet. Call observe or update first.")
+        start, options = time.perf_counter(), options or DEFAULTS
+        with torch.inference_mode(False), torch.enable_grad():
+            with self.locks.commit:
+                data, hyperparameters = self.no_data(), self.fingerprint()
+                known, limits = self.known(data), self.limits(data)
+            learned = update_walk(known, data, options, limits)
+            result = self._result(learned, options, start)
+            then = known.memory
+            for _ in range(CATCH_UP):  # few data are left to catch up with under a lock
+                with self.locks.commit:
+                    now = self.known(data)
+                state = caught_up(learned, then, now, limits)
+                learned, then = learned._replace(state=state), now.memory
+            with self.locks.turn(self.device), self.locks.commit:
+                if not torch.equal(hyperparameters, self.fingerprint()):
+                    return replace(result, learned=False)  # others have learned
+                state = caught_up(learned, then, self.known(data), limits)
+                learned = learned._replace(state=state)
+                self.commit(learned, limits.shared_noise)
+        return result
+
     def learn_from(
         self,
         data: Data,
@@ -213,11 +279,24 @@ class StreamingGP(StreamingCore):
             options = replace(options, forget=1.0)  # what is inherited stays apart
         limits = self.limits(data)
         learned = walk(self.known(data), data, options, limits)
+        result = self._result(learned, options, start)
+        # Before the change: a warning may be an error.
+        if learned.status is not Status.OK:
+            warn(learned.status.advice, NumericalWarning)
+        warned = warn_once(self, learned, data, options)
+        self.commit(learned, limits.shared_noise)
+        self.warned = warned
+        return result
+
+    def _result(
+        self, learned: Learned, options: UpdateOptions, start: float
+    ) -> UpdateResult:
+        """The result of an update that went the whole way."""
         state, power = learned.state, learned.forgot * options.power
         rate = torch.zeros_like(learned.bound) if state.rate is None else state.rate
         alarm, kind = state.alarm.max(-1)
         since = state.alarmed.gather(-1, kind.unsqueeze(-1)).squeeze(-1)
-        result = UpdateResult(
+        return UpdateResult(
             bound=learned.bound,
             increment=learned.increment,
             bound_trace=learned.ascended.bound_trace,
@@ -237,13 +316,6 @@ class StreamingGP(StreamingCore):
             seconds=time.perf_counter() - start,
             status=learned.status,
         )
-        # Before the change: a warning may be an error.
-        if learned.status is not Status.OK:
-            warn(learned.status.advice, NumericalWarning)
-        warned = warn_once(self, learned, data, options)
-        self.commit(learned, limits.shared_noise)
-        self.warned = warned
-        return result
 
     @one_at_a_time
     def reset(self) -> None:

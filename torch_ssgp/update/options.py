@@ -72,6 +72,8 @@ class UpdateOptions:
         outliers: Whether data that are far off may be left out, for ``"auto"``.
         restart: Whether hyperparameters are also learned from a fresh start when the
             amount of data has doubled.
+        budget: Most evaluations of the inner loop in one update; where that is too few,
+            the next updates go on. ``None`` for ``num_steps``.
         progress: Whether to show a progress bar.
         callback: Called with the step and the bound after every step.
     """
@@ -88,12 +90,15 @@ class UpdateOptions:
     integrate_hyperparameters: bool = True
     outliers: bool = True
     restart: bool = True
+    budget: int | None = None
     progress: bool = False
     callback: Callback | None = None
 
     def __post_init__(self) -> None:
         check_positive_int(self.num_steps, "num_steps", at_least=0)
         object.__setattr__(self, "num_steps", int(self.num_steps))
+        if self.budget is not None:
+            check_positive_int(self.budget, "budget")
         lr, trust_region = self.lr, self.trust_region
         if lr is not None and not (is_number(lr) and 0 < lr < math.inf):
             raise ArgumentError(
@@ -172,7 +177,7 @@ class UpdateOptions:
         """Whether hyperparameters of a young model are integrated out."""
         if self.trust_region is not None or not self.integrate_hyperparameters:
             return False
-        return self.learns_when_due
+        return self.learns_when_due or self.postpones
 
     @property
     def learns_when_due(self) -> bool:

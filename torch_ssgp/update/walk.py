@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torch_ssgp.exceptions import Breakdown, FactorizationError, breakdowns
-from torch_ssgp.memory import TRUSTED, Data, GaussianData
+from torch_ssgp.memory import TRUSTED, Data, GaussianData, Memory
 from torch_ssgp.modules import observation_noise
 from torch_ssgp.update import change, young
 from torch_ssgp.update.ascent import Ascended
@@ -33,7 +33,6 @@ from torch_ssgp.update.learn import (
     is_fresh_due,
     learn,
     pays,
-    start,
     with_rate,
 )
 from torch_ssgp.update.objective import JITTERS, Prior
@@ -95,6 +94,38 @@ def _walk(known: Known, data: Data, options: UpdateOptions, limits: Limits) -> L
     state, taught = _learn(state, known, options, limits, num_new)
     state, lost, status = _compress(state, options, limits, taught, num_new)
     return _finish(state, limits, taught, before, surprise, lost, status)
+
+
+def caught_up(learned: Learned, then: Memory, now: Known, limits: Limits) -> State:
+    """What was learned from a snapshot, with the data that came meanwhile.
+
+    Args:
+        learned: What was learned.
+        then: The memory of the snapshot.
+        now: What the model knows now.
+        limits: What may be used.
+    """
+    memory, state = now.memory, learned.state
+    num_new = int(memory.count().arrived - then.count().arrived)
+    dtype = state.sunk.dtype
+    nothing = Data(*(t[..., :0] for t in (state.data.x.mT, state.data.y)))
+    nothing = nothing._replace(x=nothing.x.mT)
+    recalled = recall(now, nothing, limits)
+    with breakdowns(), torch.no_grad():
+        if memory.U is then.U and num_new <= memory.num_raw:  # nothing but new rows
+            if not num_new:
+                return state
+            new = recalled.data.narrow(memory.num_raw - num_new, num_new)
+            state, _ = extend(fitted(state, limits), new._replace(time=None), limits)
+        else:  # rows were compressed: only hyperparameters are taken over
+            counts = recalled.counts._replace(
+                started_at=state.counts.started_at, since_learning=0.0, since_start=0.0
+            )
+            state = recalled._replace(
+                prior=state.prior, rate=state.rate, counts=counts, predictor=None
+            )
+        state = fitted(state, limits)
+        return state._replace(bound=evidence(state, limits).to(dtype))
 
 
 # -- recall ---------------------------------------------------------------------------
@@ -285,17 +316,19 @@ def _learn(
 ) -> tuple[State, Taught]:
     """The state with new hyperparameters, where it is time for them."""
     nowhere = torch.zeros_like(state.sunk, dtype=torch.bool)
-    if not options.num_steps or options.postpones:
+    if not options.num_steps:
         return state, Taught(None, nowhere)
     state = _aged(state, known, options, limits)
-    if state.grid is not None and float(state.num_data.max()) < young.FEW:
-        fit = start(state, known, options, limits)
+    count = float(state.num_data.max())
+    if _starts_only(state, options):
+        fit = learn(state, known, replace(options, num_steps=0), limits, afresh=True)
         state = adopt(state, fit).counted(since_learning=0.0, since_start=0.0)
-        return state.counted(started_at=float(state.num_data.max())), Taught(
-            fit, nowhere
-        )
+        return state.counted(started_at=count), Taught(fit, nowhere)
+    if options.postpones:
+        return state, Taught(None, nowhere)
     if options.forgets_by_evidence and state.sites is None:
-        alarmed = change.is_alarmed(state, options, num_new)
+        newest = num_new or min(int(state.counts.since_learning), state.num_raw)
+        alarmed = change.is_alarmed(state, options, newest)
         if bool(alarmed.any()):
             explained = change.explain(state, known, options, limits, alarmed)
             state = adopt(explained.state, explained.fit)
@@ -311,16 +344,35 @@ def _learn(
         fit = learn(state, known, options, limits, points_alone=True)
         return adopt(state, fit), Taught(fit, nowhere)
     starts = is_first(state) or is_fresh_due(state, options)
+    if options.budget is not None:  # evaluations, of one climb or of two
+        steps = options.budget // (2 if is_fresh_due(state, options) else 1)
+        options = replace(options, num_steps=min(max(steps, 1), options.num_steps))
     fit = learn(state, known, options, limits)
     if options.leaves_out and state.sites is None:
         state, fit = change.leave_out(state, fit, known, options, limits)
     if options.forgets_by_evidence and state.sites is None:
         fit = with_rate(fit, state, known, options, limits)
-    state = adopt(state, fit).counted(since_learning=0.0)
+    state = adopt(state, fit)
+    if fit.ascended.converged or options.budget is None:  # else it goes on
+        state = state.counted(since_learning=0.0)
     if starts:
         count = float(state.num_data.max())
         state = state.counted(started_at=count, since_start=0.0)
     return state, Taught(fit, nowhere)
+
+
+def _starts_only(state: State, options: UpdateOptions) -> bool:
+    """Whether hyperparameters are only set to a start, without a gradient.
+
+    So they are while data are few; and where learning is postponed, as often as a fresh
+    start is due, until :meth:`~torch_ssgp.StreamingGP.learn` is called.
+    """
+    if options.postpones:
+        counts = state.counts
+        return is_first(state) or (
+            state.is_young and counts.since_start >= counts.started_at
+        )
+    return state.is_young and float(state.num_data.max()) < young.FEW
 
 
 def _aged(state: State, known: Known, options: UpdateOptions, limits: Limits) -> State:
