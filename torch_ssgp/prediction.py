@@ -311,12 +311,16 @@ class Predictor:
     def __call__(self, x: Tensor) -> MultivariateNormal:
         """Latent posterior at ``x`` ``(*batch, n, d)``, in the dtype of ``x``."""
         x_s = x.to(self.s.dtype)
-        mean, covariance = self.mean(x_s), lazy_gram(self.kernel, x_s)
-        if self.factor is not None:
-            shift, V = self.solve(self.with_time(x_s))
-            mean = mean + shift
-            for v in V:
-                covariance = covariance + MatmulLinearOperator(-v.mT, v)
+        if x.size(-2) == 1 and self.factor is not None:
+            mean, variance = self.moments(x_s)  # a lazy operator would cost far more
+            covariance = to_linear_operator(variance.unsqueeze(-1))
+        else:
+            mean, covariance = self.mean(x_s), lazy_gram(self.kernel, x_s)
+            if self.factor is not None:
+                shift, V = self.solve(self.with_time(x_s))
+                mean = mean + shift
+                for v in V:
+                    covariance = covariance + MatmulLinearOperator(-v.mT, v)
         if self.young is not None:
             mean, covariance = self._averaged(x_s, mean, covariance)
         if covariance.batch_shape != mean.shape[:-1]:
