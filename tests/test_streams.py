@@ -27,7 +27,7 @@ def test_pseudo_periodic_formula_gives_the_rows_of_the_file() -> None:
     # First rows of column 1 of UCI data set 136, 8 digits as in the file.
     path = Path(__file__).parent / "data" / "pseudo_periodic_column1_first_100.csv"
     rows = torch.from_numpy(np.loadtxt(path))
-    values = streams.pseudo_periodic_values(column=1, steps=len(rows))
+    values = streams.pseudo_periodic_values(len(rows))
     torch.testing.assert_close(values, rows, rtol=0, atol=1e-8)
 
 

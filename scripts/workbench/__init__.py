@@ -12,7 +12,7 @@ because other projects install a top-level ``scripts``.
 ``messages``                   what several processes send
 ``bars``, ``changes``          acceptance bars on streams, for any version
 ``prequential``, ``picture``   our river front beside river's models
-``bayesopt``, ``merging``      surrogates for BoTorch; models of three sites
+``bayesopt``                   surrogates for BoTorch
 ``reproduce``                  the paper: ``experiments`` and ``figures``
 ``soak``                       ten thousand updates of one model
 ``likelihoods``                models of labels, counts and outliers

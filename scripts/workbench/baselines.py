@@ -5,6 +5,7 @@ mean and Gaussian noise, set from the first batch by the same search. All of the
 what they learned over from batch to batch. They differ in what they remember:
 
 * :class:`Streaming` a data set of bounded size; :class:`SinglePoints` the same,
+* :class:`Sites` three of them, merged,
 * :class:`PaperForm` a summary at the inducing points,
 * :class:`WindowedGP` and :class:`WindowedSGPR` the last points,
 
@@ -23,7 +24,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor, nn
 
-from torch_ssgp import StreamingGP
+from torch_ssgp import StreamingGP, merge
 from torch_ssgp.update.initialization import initialize_from_data
 from workbench.exact import Exact, climb, dense
 
@@ -142,6 +143,45 @@ class SinglePoints(Streaming):
         """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
         for one in zip(x.split(1), y.split(1), strict=True):
             super().update(*one)
+
+
+class Sites(Baseline):
+    """Models of three sites, merged after the last batch.
+
+    In turns each site has every third datum; else it has a third of the batches, one
+    after the other. The merged model may learn its hyperparameters.
+    """
+
+    def __init__(
+        self,
+        num_dims: int,
+        num_inducing: int,
+        num_steps: int,
+        num_batches: int,
+        *,
+        turns: bool,
+        learned: bool,
+    ) -> None:
+        options = {"num_steps": num_steps}
+        self.sites = [Streaming(num_dims, num_inducing, options) for _ in range(3)]
+        self.num_batches, self.turns, self.learned, self.k = (
+            num_batches,
+            turns,
+            learned,
+            0,
+        )
+
+    def update(self, x: Tensor, y: Tensor) -> None:
+        """Learn from the next batch, ``(n, d)`` and ``(n,)``."""
+        if self.turns:
+            for k, site in enumerate(self.sites):
+                site.update(x[k::3], y[k::3])
+        else:
+            self.sites[3 * self.k // self.num_batches].update(x, y)
+        self.k += 1
+        if self.k == self.num_batches:
+            models = [site.model for site in self.sites]
+            self.model = merge(models, learn_hyperparameters=self.learned)
 
 
 class PaperForm(Streaming):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from workbench.common import new_parser
+from workbench.common import DOCS, new_parser
 
 COMMANDS = {
     "run": "runner",
@@ -31,11 +31,20 @@ COMMANDS = {
     "prequential": "prequential",
     "picture": "picture",
     "bayesopt": "bayesopt",
-    "merge": "merging",
+    "merge": "runner",
     "distributed": "messages",
     "bars": "bars",
     "tables": "tables",
 }
+MERGE = ["--out", str(DOCS / "data/merge.json"), "--streams", "elevators", "terrain"]
+MERGE += [
+    "--methods",
+    "streaming",
+    "three sites in turns",
+    "three sites in turns, learned",
+]
+MERGE += ["three sites in regions", "three sites in regions, learned"]
+PRESETS = {"merge": MERGE}
 EXTRAS = ("botorch", "river", "sklearn", "pandas")
 
 
@@ -52,4 +61,4 @@ def main(arguments: list[str] | None = None) -> None:
         if extra not in EXTRAS:
             raise
         raise SystemExit(f"{error}. Install it: pip install -e '.[test]'") from None
-    module.main(arguments[1:])
+    module.main([*PRESETS.get(name, ()), *arguments[1:]])

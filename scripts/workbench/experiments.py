@@ -7,7 +7,6 @@ one thread: they do not depend on what else the machine does.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,8 +22,7 @@ from torch import Tensor
 from torch_ssgp import StreamingGP
 from workbench import runner, streams
 from workbench.baselines import PaperForm, Streaming, normal_scores
-from workbench.batch_bound import BatchSGPR, at_once
-from workbench.exact import Exact, dense
+from workbench.batch_bound import BatchSGPR
 from workbench.likelihoods import binary_model, wrong_labels
 from workbench.results import Jobs, Row, rounded
 from workbench.runner import BATCH, NAMES, OURS, PAPER, RATES, TWICE, Budget
@@ -104,8 +102,6 @@ def toy_cells(settings: Settings) -> Jobs:
     )
 
 
-# --------------------------------------------------------------------------- alpha
-
 ALPHAS = (0.0, 0.01, 0.1, 0.5, 0.8, 1.0)
 
 
@@ -136,8 +132,6 @@ def alpha_cells(settings: Settings) -> Jobs:
         },
     )
 
-
-# ----------------------------------------------------------------- hyperparameters
 
 NOISE = 0.1  # standard deviation
 LENGTHSCALES = (0.5, 0.8)
@@ -233,72 +227,6 @@ def banana_cells(settings: Settings) -> Jobs:
     return cells(banana, every)
 
 
-def equivalence(at_data: bool) -> Row:
-    """A stream beside batch inference with the same hyperparameters.
-
-    Inducing points are fixed, or at all data so far; the latter is compared with the
-    exact GP. After each batch: both predictions, the sum of the bound's increments and
-    the bound of the batch.
-    """
-    stream = streams.growing_range(3, 30, seed=3, num_test=1)
-    x, y = stream.x_train, stream.y_train
-    # Its points are all data, or a few that are named at every update.
-    size = len(y) if at_data else 8
-    learned = at_once(ScaleKernel(RBFKernel()), size)
-    learned.update(x, y, learn=True)
-    fixed = torch.linspace(x.min().item(), x.max().item(), 8, dtype=x.dtype)
-    grid = torch.linspace(-0.5, x.max().item() + 0.5, 200, dtype=x.dtype)
-    grid = grid.unsqueeze(-1)
-
-    def fresh() -> StreamingGP:
-        model = copy.deepcopy(learned)
-        model.reset()
-        return model
-
-    online, total, panels, seen = fresh(), 0.0, [], 0
-    for x_new, y_new in stream.batches:
-        seen += len(y_new)
-        z = x[:seen] if at_data else fixed.unsqueeze(-1)
-        result = online.update(x_new, y_new, num_steps=0, inducing_points=z)
-        total += result.increment.item()
-        panel = {
-            "x": x[:seen].flatten().tolist(),
-            "y": y[:seen].tolist(),
-            "online_bound": total,
-            **_curve("online", online, grid),
-        }
-        if at_data:
-            exact = Exact(x[:seen], y[:seen], learned.covar_module, learned)
-            with torch.no_grad(), dense():
-                prior = exact.likelihood(exact(x[:seen]))
-                panel["batch_bound"] = prior.log_prob(y[:seen]).item()
-                panel |= _curve("batch", exact.eval(), grid)
-        else:
-            batch = fresh()
-            whole = batch.update(x[:seen], y[:seen], num_steps=0, inducing_points=z)
-            panel["batch_bound"] = whole.bound.item()
-            panel |= _curve("batch", batch, grid)
-        panels.append(panel)
-    return {"grid": grid.flatten().tolist(), "panels": panels}
-
-
-def _curve(name: str, model: StreamingGP | Exact, grid: Tensor) -> Row:
-    latent = model(grid)
-    return {
-        f"{name}_mean": latent.mean.tolist(),
-        f"{name}_std": latent.variance.sqrt().tolist(),
-    }
-
-
-def equivalence_cells(settings: Settings) -> Jobs:
-    """Streaming = batch VFE, and = exact GP."""
-    del settings  # small as it is
-    places = {"fixed inducing points": False, "inducing points at the data": True}
-    return cells(equivalence, {name: (place,) for name, place in places.items()})
-
-
-# -------------------------------------------------- accuracy against running time
-
 METHODS = (OURS, TWICE, PAPER, runner.WINDOWED, BATCH)
 MOST_SVI = 400  # inducing points, to save time
 
@@ -336,7 +264,6 @@ EXPERIMENTS: dict[str, Callable[[Settings], Jobs]] = {
     "timeseries": timeseries_cells,
     "terrain": terrain_cells,
     "banana": banana_cells,
-    "equivalence": equivalence_cells,
 }
 COMPARED = ("timeseries", "terrain")
 

@@ -325,39 +325,9 @@ def _boundary(ax: Any, span: list[float], panels: list[Row]) -> None:
     ax.set(xlim=(span[0], span[-1]), ylim=(span[0], span[-1]), aspect="equal")
 
 
-def draw_equivalence(cells: Cells) -> Any:
-    """Streaming curves on top of batch curves, with both bounds."""
-    columns = max(len(row["panels"]) for row in cells.values())
-    figure, axes = _grid(len(cells), columns, 4.2, 2.7, sharex=True, sharey=True)
-    for name, row_axes in zip(sorted(cells), axes, strict=True):
-        other = "exact GP" if "at the data" in name else "batch"
-        for k, (panel, ax) in enumerate(
-            zip(cells[name]["panels"], row_axes, strict=True)
-        ):
-            _pair(ax, cells[name]["grid"], panel, other)
-            bounds = (panel["online_bound"], panel["batch_bound"])
-            ax.set_title(f"bound {bounds[0]:.4f}, {other} {bounds[1]:.4f}", fontsize=9)
-            if ax in axes[-1]:
-                ax.set_xlabel(f"after batch {k + 1}")
-        row_axes[0].set_ylabel(name)
-        row_axes[0].legend(fontsize=7, loc="upper left")
-    return figure
-
-
-def _pair(ax: Any, grid: list[float], panel: Row, other: str) -> None:
-    ax.plot(panel["x"], panel["y"], ".", color="0.6", ms=3)
-    curves = (("batch", "C1", "-", 3.0, other), ("online", "k", "--", 1.2, "online"))
-    for kind, color, ls, lw, label in curves:
-        mean, std = np.array(panel[f"{kind}_mean"]), np.array(panel[f"{kind}_std"])
-        ax.plot(grid, mean, color=color, ls=ls, lw=lw, label=label)
-        for side in (-2, 2):
-            ax.plot(grid, mean + side * std, color=color, ls=ls, lw=0.5 * lw)
-
-
 DRAWINGS = {
     "toy": draw_toy,
     "alpha": draw_alpha,
     "hyperparameters": draw_hyperparameters,
     "banana": draw_banana,
-    "equivalence": draw_equivalence,
 }

@@ -21,9 +21,6 @@ from workbench.experiments import EXPERIMENTS, Settings, conditions, names_of
 from workbench.results import Table, header, read
 
 OUT = DOCS / "reproduction"
-DIGITS = {
-    "equivalence": {"digits": 9}
-}  # curves that agree to rounding are shown to agree
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -52,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         path = chosen.out / f"{name}.json"
         if "draw" not in chosen.experiments:
             made = header(**conditions(name, settings))
-            table = Table(path, names_of(name), made, **DIGITS.get(name, {}))
+            table = Table(path, names_of(name), made)
             jobs = EXPERIMENTS[name](settings)
             table.run(jobs, again=chosen.again, workers=chosen.workers)
         if path.exists():

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_ssgp import GreedyInformation, GreedyVariance, KeepOld, RandomReplace
 from workbench.baselines import (
     Method,
     PaperForm,
     SinglePoints,
+    Sites,
     Streaming,
     WindowedGP,
     WindowedSGPR,
@@ -65,6 +65,8 @@ OURS, POINTS, PAPER = "streaming", "streaming, single points", "the paper's form
 TWICE, MOVING = "streaming, 2M points", "streaming, moving points"
 BATCH, MINIBATCHES, EXPERTS = "batch SGPR", "SVGP, minibatches", "local experts"
 WINDOW, WINDOWED = "windowed GP", "windowed SGPR"
+TURNS, REGIONS, LEARNED = "three sites in turns", "three sites in regions", ", learned"
+SITES = (TURNS, REGIONS, TURNS + LEARNED, REGIONS + LEARNED)
 RATES = (0.001, 0.01, 0.1)
 Make = Callable[[Stream, int, Budget], Method]
 
@@ -116,10 +118,10 @@ METHODS: dict[str, Make] = {
         for rate in RATES
     },
     **{
-        f"{OURS}, {policy.__name__}": lambda s, m, b, policy=policy: Streaming(
-            dims(s), m, {"num_steps": b.steps}, inducing_policy=policy()
+        name: lambda s, m, b, name=name: Sites(
+            dims(s), m, b.steps, len(s), turns=TURNS in name, learned=LEARNED in name
         )
-        for policy in (GreedyInformation, GreedyVariance, KeepOld, RandomReplace)
+        for name in SITES
     },
     BATCH: lambda s, m, b: BatchSGPR(dims(s), m, num_steps=b.batch_steps),
     MINIBATCHES: lambda s, m, b: Minibatches(dims(s), m, epochs=b.epochs),

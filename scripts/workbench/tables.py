@@ -235,23 +235,6 @@ def banana(file: Contents) -> list[Row]:
     return lines(table)
 
 
-def equivalence(file: Contents) -> list[Row]:
-    """Bounds, and the largest difference of the curves after any batch."""
-    found = []
-    for row in file.rows:
-        last = row["panels"][-1]
-        line = {"stream": row["cell"], "increments": f"{last['online_bound']:.4f}"}
-        line["at once"] = f"{last['batch_bound']:.4f}"
-        for part in ("mean", "std"):
-            curves = [
-                np.subtract(panel[f"online_{part}"], panel[f"batch_{part}"])
-                for panel in row["panels"]
-            ]
-            line[f"{part} differs"] = f"{np.abs(curves).max():.1e}"
-        found.append(line)
-    return found
-
-
 def timing_steps(file: Contents) -> list[Row]:
     """Ratios to the floor by size; of the floor milliseconds."""
     frame = of(file, case="steps")
@@ -336,9 +319,9 @@ def elsewhere(module: str) -> Callable[[Contents], list[Row]]:
 
 Maker = Callable[[Contents], list[Row]]
 RIVER = "data/prequential.json"
-TIMING, BAYESOPT, MERGE = "data/timing.json", "data/bayesopt.json", "data/merge.json"
+TIMING, BAYESOPT = "data/timing.json", "data/bayesopt.json"
 SERIES, TERRAIN = "reproduction/timeseries.json", "reproduction/terrain.json"
-ENDS = ("stream", "parts", "method", "data", "RMSE", "MLL", "cpu_seconds")
+ENDS = ("stream", "method", "M", "RMSE", "MLL", "cpu_seconds")
 LATENCY = ("data", "work", "M", "mean", "p50", "p99", "max", "p50 / floor")
 LATENCY += ("fantasy / mean", "fantasy / p50", "predict", "exported")
 LATENCY += ("SMSE", "MSLL", "inside 90 %")
@@ -357,7 +340,6 @@ TABLES: dict[str, tuple[str, Maker]] = {
     "terrain": (TERRAIN, contest("RMSE")),
     "terrain-mll": (TERRAIN, contest("MLL")),
     "banana": ("reproduction/banana.json", banana),
-    "equivalence": ("reproduction/equivalence.json", equivalence),
     "timing-steps": (TIMING, timing_steps),
     "latency": ("data/latency.json", plain(*LATENCY)),
     "timing-streams": (TIMING, plain(case="streams")),
@@ -365,7 +347,7 @@ TABLES: dict[str, tuple[str, Maker]] = {
     "distributed": ("data/distributed.json", plain()),
     "bayesopt-regret": (BAYESOPT, regret),
     "bayesopt-cost": (BAYESOPT, bayesopt_cost),
-    "merge": (MERGE, plain(*ENDS, "merge_seconds")),
+    "merge": ("data/merge.json", plain(*ENDS)),
     "soak": ("data/soak.json", soak),
     "soak-regimes": ("data/soak.json", soak_regimes),
     "bars": ("data/bars.json", acceptance),
