@@ -243,9 +243,13 @@ class Live:
         )
         sums = [a + gain for a, gain in zip(now.alarm, gains, strict=True)]
         alarm = tuple(max(total, 0.0) for total in sums)
+        begun = [
+            since if a > 0 else float(num_raw)
+            for a, since in zip(now.alarm, now.alarmed, strict=True)
+        ]
         alarmed = tuple(
             since if total > 0 else num_raw + 1.0
-            for total, since in zip(sums, now.alarmed, strict=True)
+            for total, since in zip(sums, begun, strict=True)
         )
         asks = options.leaves_out and abs(error) > change.GROSS
         for value, since in zip(alarm, alarmed, strict=True):

@@ -103,6 +103,10 @@ def judge(state: State, known: Known, news: News, limits: Limits) -> Judged:
         limits: The form of the rows.
     """
     log_scale, is_known, num_new = news
+    first = state.num_raw - num_new
+    # What is no alarm yet begins with the new data, wherever the last one ended.
+    begun = torch.where(state.alarm > 0, state.alarmed, first)
+    state = state._replace(alarmed=begun)
     e = state.error[..., state.num_raw - num_new :]
     seen = state.data.narrow(state.num_raw - num_new, num_new).seen
     ours = -0.5 * e.square() - log_scale
@@ -114,7 +118,6 @@ def judge(state: State, known: Known, news: News, limits: Limits) -> Judged:
     surprise = average(0.5 * (e.square() - 1), seen)
     if seen is not None:
         gains = gains.where(seen.unsqueeze(-2), 0)
-    first = state.num_raw - num_new
     sums = state.alarm.unsqueeze(-1) + gains.cumsum(-1)
     low, place = sums.cummin(-1)
     low, place = low[..., -1], place[..., -1]
