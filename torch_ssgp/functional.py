@@ -507,46 +507,6 @@ def recall(past: PseudoObservations, L: Tensor, m_a: Tensor) -> Projection:
     )
 
 
-def observe(
-    past: PseudoObservations,
-    y: Tensor,
-    noise: Tensor,
-    s: Tensor,
-    weight: Tensor | None = None,
-) -> PseudoObservations:
-    r"""The past with new observations of points that join the inducing points.
-
-    With ``Z_b = [Z_a; x]`` nothing is projected, so new rows are simply put below
-    the old ones: exact, and differentiable in every argument.
-
-    Args:
-        past: Pseudo-observations at ``Z_a``.
-        y: ``(*batch, n)`` targets at ``x``.
-        noise: ``(*batch, n)`` or broadcastable noise variances.
-        s: ``(*batch,)`` noise scale of the rows.
-        weight: ``(*batch, n)`` or ``(n,)``, powers of the likelihood of each datum;
-            ``None`` for ones.
-
-    Returns:
-        Pseudo-observations at ``[Z_a; x]``.
-    """
-    w = s.unsqueeze(-1) / noise
-    w = w.expand(*w.shape[:-1], y.size(-1))
-    logs = w.log() if weight is None else weight * w.log()
-    w = (w if weight is None else weight * w).sqrt()
-    W = torch.diag_embed(w)
-    U, W = broadcast_matrices(past.U, W)
-    upper = torch.cat([U, U.new_zeros(*U.shape[:-1], W.size(-1))], -1)
-    lower = torch.cat([W.new_zeros(*W.shape[:-1], U.size(-1)), W], -1)
-    g, wy = broadcast_rows(past.g, w * y)
-    return PseudoObservations(
-        U=torch.cat([upper, lower], -2),
-        g=torch.cat([g, wy], -1),
-        rho=past.rho - s * logs.sum(-1),
-        n=past.n + (y.size(-1) if weight is None else weight.sum(-1)),
-    )
-
-
 def to_sites(past: PseudoObservations, s: Tensor) -> PseudoObservations:
     """Shared-noise rows divided by their noise: the same past with ``s = 1``.
 
@@ -617,24 +577,3 @@ def moments(posterior: Posterior, m_b: Tensor) -> tuple[Tensor, Tensor]:
     """
     root = solve_lower(posterior.L_D, posterior.L.mT)
     return m_b + matvec(root.mT, posterior.c), root.mT @ root
-
-
-def predictive_terms(posterior: Posterior, K_bs: Tensor) -> tuple[Tensor, ...]:
-    r"""What ``b`` says about test points.
-
-    The mean is :math:`m_s + A_s^\top L_D^{-\top} c` and the covariance
-    :math:`K_{ss} + A_s^\top (D^{-1} - I) A_s`, with :math:`A_s = L^{-1} K_{bs}`.
-
-    Args:
-        posterior: Factors of q(b).
-        K_bs: ``(*batch, m, n_s)`` prior covariance of ``b`` and the test points.
-
-    Returns:
-        The shift of the mean ``(*batch, n_s)``, ``A_s`` ``(*batch, m, n_s)`` and
-        :math:`(D^{-1} - I) A_s` ``(*batch, m, n_s)``.
-    """
-    A_s = solve_lower(posterior.L, K_bs)
-    B_s = solve_lower(posterior.L_D, A_s)
-    shift = (B_s * posterior.c.unsqueeze(-1)).sum(-2)
-    DA_s = torch.linalg.solve_triangular(posterior.L_D.mT, B_s, upper=True)
-    return shift, A_s, DA_s - A_s

@@ -39,7 +39,6 @@ from torch_ssgp.functional import (
     log_det,
     matvec,
     solve_lower,
-    squared_norm,
     weigh,
 )
 
@@ -327,8 +326,3 @@ def border(V: Tensor, S: Tensor, error: Tensor) -> Border:
     eye = torch.eye(L.size(-1), dtype=L.dtype, device=L.device)
     L_inv = solve_lower(L, eye.expand(L.shape))
     return Border(V, L_inv, matvec(L_inv, error))
-
-
-def variances_left(K_diagonal: Tensor, V: Tensor) -> Tensor:
-    """Variances ``k - vᵀ v`` given the rows, ``(*batch, n)``, never below zero."""
-    return (K_diagonal - squared_norm(V, -2)).clamp_min(0)
