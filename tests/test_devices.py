@@ -206,7 +206,7 @@ def whole_stream(model, x, *y):
     core = getattr(model, "model", model)
     first = model.update(x, *y, num_steps=1)
     closed = model.update(x, *y, num_steps=0, forget=0.9)
-    second = model.update(x, *y, num_steps=1, inducing_points=x[:5])
+    second = model.update(x, *y, num_steps=2, inducing_points=x[:5], optimizer="lbfgs")
     latent = model(x)
     fantasy = model.condition_on_observations(x, *y)
     predictive = model.predict(x, *y[1:])
@@ -236,13 +236,6 @@ def test_mixed_devices_and_waits_are_seen():
         assert (there > 0).all() and float(there.sum()) == 2
         assert device.waits == 2 and there.tolist() == [1, 1]
     assert device.waits == 3
-
-
-def test_line_searches_stay_on_the_device():
-    def run(model, x, y):
-        return vars(model.update(x, y, num_steps=2, optimizer="lbfgs"))
-
-    on_device(run, gp(), X, Y)
 
 
 def test_gradients_of_predictions_and_fantasies_stay_on_the_device():

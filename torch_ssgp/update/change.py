@@ -146,7 +146,9 @@ def gains_of(
         (alone + half + log_scale).where(is_known, 0),
         half * (1 - LARGE**-2) - math.log(LARGE),
         # Where the noise cannot be smaller, small errors are no news.
-        (-math.log(SMALL) - half * (SMALL**-2 - 1)).where(falls.unsqueeze(-1), 0),
+        (-math.log(SMALL) - half * (SMALL**-2 - 1)).where(
+            falls.to(e.device).unsqueeze(-1), 0
+        ),
     ]
     return torch.stack(gains, -2).clamp(-CAP, CAP)
 

@@ -256,14 +256,15 @@ def recall(known: Known, new: Data, limits: Limits) -> State:
     assert time is not None
     past = PseudoObservations(*(t.detach().to(y.dtype) for t in past))
     noise, weight = (t.detach().to(y.dtype) for t in (memory.noise, memory.weight))
-    of_base = past
-    if memory.is_branch:
-        of_base = PseudoObservations(*(t.detach().to(y.dtype) for t in memory.of_base))
-    changes_form = bool(memory.shared_noise) and not limits.shared_noise
+    rate, odds = (t.to(y.dtype).expand(batch) for t in (memory.rate, memory.odds))
+    facts = [memory.shared_noise, (weight == 1).all()]
+    facts += [(odds < young.TRUSTED).any(), (rate > 0).any()]
+    shared, is_whole, is_young, drifts = torch.stack(facts).tolist()  # a device waits
+    changes_form, scale = shared and not limits.shared_noise, None
     if changes_form and not memory.is_empty:
         sigma2 = frozen.likelihood.noise.detach().to(y.dtype)
-        past = fn.to_sites(past, sigma2.squeeze(-1).expand(batch))
-        of_base = fn.to_sites(of_base, sigma2.squeeze(-1).expand(batch))
+        scale = sigma2.squeeze(-1).expand(batch)
+        past = fn.to_sites(past, scale)
         noise = torch.where(noise == 0, sigma2, noise)
     if memory.is_empty:
         z, x = (new.x[..., :0, :],) * 2
@@ -276,7 +277,7 @@ def recall(known: Known, new: Data, limits: Limits) -> State:
         x,
         memory.y.detach().to(y.dtype).expand(*batch, -1),
         None if limits.shared_noise else noise.expand(*batch, -1),
-        None if bool((weight == 1).all()) else weight,
+        None if is_whole else weight,
         memory.time[..., memory.time.size(-1) - memory.num_raw :].to(y.dtype),
     )
     sites = None
@@ -286,36 +287,42 @@ def recall(known: Known, new: Data, limits: Limits) -> State:
             target.expand(*batch, -1), noise.expand(*batch, -1), offset.expand(batch)
         )
         data = data._replace(noise=None)
-    base = None
-    if memory.is_branch:
-        key, _, num_raw = memory.base.tolist()
-        parts = memory.inherited.to(y.dtype).expand(*batch, -1)
-        sunk, power = parts[..., 2], parts[..., 3]
-        power = power if memory.row_data.ndim else power.flatten()[0]  # of all streams
-        base = Base(key, of_base, num_raw, power, sunk)
-    rate, odds = (t.to(y.dtype).expand(batch) for t in (memory.rate, memory.odds))
     grid = None
-    if limits.shared_noise and bool((odds < young.TRUSTED).any()):
+    if limits.shared_noise and is_young:
         grid = young.grid_of(known.prior, known.start)
+    sunk = memory.sunk.to(y.dtype).expand(batch)
     return State(
         prior=frozen,
         rows=Rows(z, past, time.to(y.dtype)),
         data=data,
         sites=sites,
         error=memory.error.to(y.dtype).expand(*batch, -1),
-        sunk=memory.sunk.to(y.dtype).expand(batch),
+        sunk=sunk,
         bound=memory.bound.to(y.dtype).expand(batch),
         extremes=memory.extremes.to(y.dtype),
         odds=odds,
         grid=grid,
-        rate=rate if bool((rate > 0).any()) else None,
+        rate=rate if drifts else None,
         alarm=memory.alarm.to(y.dtype),
         alarmed=memory.alarmed.to(y.dtype),
         counts=memory.count(),
-        base=base,
+        base=_base_of(memory, sunk, scale),
         jitter=limits.jitter,
         predictor=None if changes_form else known.predictor,
     )
+
+
+def _base_of(memory: Memory, sunk: Tensor, scale: Tensor | None) -> Base | None:
+    """What a branch inherited; in site form if its rows had a noise ``scale``."""
+    if not memory.is_branch:
+        return None
+    key, _, num_raw = memory.base.tolist()
+    past = PseudoObservations(*(t.detach().to(sunk) for t in memory.of_base))
+    if scale is not None:
+        past = fn.to_sites(past, scale)
+    *_, lost, power = memory.inherited.to(sunk).expand(*sunk.shape, -1).unbind(-1)
+    power = power if memory.row_data.ndim else power.flatten()[0]  # of all streams
+    return Base(key, past, num_raw, power, lost)
 
 
 def appended(
