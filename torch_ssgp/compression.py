@@ -9,11 +9,11 @@ from torch_ssgp.memory import Rows
 from torch_ssgp.points import (
     Observed,
     diagonal,
-    evenly,
     first_of_each,
     information,
     pick,
     take,
+    thinned,
 )
 from torch_ssgp.radial import far
 
@@ -50,20 +50,15 @@ def choose_points(
     """
     if kept.size(-2) >= capacity:
         return kept
-    limit = max(MAX_CANDIDATES, 2 * capacity)
-    if x.size(-2) > limit:
-        some = evenly(x, limit)
-        x, weight = x[..., some, :], weight[..., some] * (x.size(-2) / limit)
+    x, weight = thinned(x, weight, max(MAX_CANDIDATES, 2 * capacity))
     points = torch.cat([kept, rows.points, x], -2)
     first, copy_of = first_of_each(points)
     points = points[..., first, :]
     if len(first) <= capacity:
         return points
-    num_kept, num_old = (
-        int((first < count).sum())
-        for count in (kept.size(-2), kept.size(-2) + rows.points.size(-2))
-    )
-    copy_of = copy_of[kept.size(-2) :]  # for the rows, and then for the data
+    before = kept.size(-2), kept.size(-2) + rows.points.size(-2)
+    num_kept, num_old = (int((first < count).sum()) for count in before)
+    copy_of = copy_of[before[0] :]  # for the rows, and then for the data
     U, batch = rows.past.U, weight.shape[:-1]
     U = U.new_zeros(*U.shape[:-1], num_old).index_add_(-1, copy_of[: U.size(-1)], U)
     G = (U.mT @ U).expand(*batch, -1, -1).clone()

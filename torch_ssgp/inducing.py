@@ -22,7 +22,7 @@ from torch import Tensor
 from torch_ssgp.exceptions import ArgumentError, warn
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.modules import inducing_gram, variances
-from torch_ssgp.points import Observed, evenly, information, pick, take
+from torch_ssgp.points import Observed, evenly, information, pick, take, thinned
 from torch_ssgp.validation import (
     check_module,
     check_positive_int,
@@ -94,12 +94,7 @@ class InducingPolicy(ABC):
         """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
 
     def advice(self, num_inducing: int, budget: int) -> str:
-        """What to change where too much was lost, for a warning.
-
-        Args:
-            num_inducing: Number of points chosen.
-            budget: ``num_inducing`` of the model.
-        """
+        """What to change where ``num_inducing`` points of a budget lost too much."""
         del num_inducing, budget
         return "Raise num_inducing"
 
@@ -108,7 +103,6 @@ class KeepOld(InducingPolicy):
     """Keep every old point; new inputs, evenly thinned, fill what room is left."""
 
     def __call__(self, candidates: Candidates) -> Tensor:
-        """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
         x, old = candidates.x_new, candidates.z_a[..., : candidates.num_inducing, :]
         room = min(candidates.num_inducing - old.size(-2), x.size(-2))
         return torch.cat([old, x[..., evenly(x, room), :]], -2)
@@ -130,7 +124,6 @@ class RandomReplace(InducingPolicy):
         self.seed = check_positive_int(seed, "seed", at_least=0)
 
     def __call__(self, candidates: Candidates) -> Tensor:
-        """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
         z_a, x, budget = candidates.z_a, candidates.x_new, candidates.num_inducing
         seed = self.seed * 1_000_003 + candidates.num_updates
         generator = torch.Generator().manual_seed(seed % 2**63)
@@ -175,25 +168,13 @@ class GreedyPolicy(InducingPolicy):
         """
 
     def __call__(self, candidates: Candidates) -> Tensor:
-        """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
         return self.rank(candidates).points
 
     def rank(self, candidates: Candidates) -> Ranking:
-        """Candidates in order of choice, at most ``num_inducing``.
-
-        Args:
-            candidates: Where points may lie.
-
-        Returns:
-            Points that differ by more than rounding, best first.
-        """
-        x, weight = candidates.x, candidates.weight
+        """At most ``num_inducing`` points that differ by more than rounding."""
         limit = max(self.max_candidates, 2 * candidates.num_inducing)
-        if x.size(-2) > limit:
-            keep = evenly(x, limit)
-            weight = weight[..., keep] * (x.size(-2) / limit)
-            candidates = candidates._replace(x=x[..., keep, :], weight=weight)
-        points, U = candidates.points, candidates.past.U
+        x, weight = thinned(candidates.x, candidates.weight, limit)
+        points, U = torch.cat([candidates.z_s, x], -2), candidates.past.U
         # Jitter is part of the prior at inducing points, and of what is lost there.
         K, _, jitter = inducing_gram(candidates.kernel, points, candidates.jitter)
         old = torch.zeros_like(jitter[..., : U.size(-1)])
@@ -278,7 +259,6 @@ class AdaptiveBudget(InducingPolicy):
         self.policy = policy or GreedyInformation()
 
     def __call__(self, candidates: Candidates) -> Tensor:
-        """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
         budget = candidates.num_inducing
         most = min(self.max_inducing or budget, budget)
         points, loss = self.policy.rank(candidates._replace(num_inducing=most))
@@ -323,7 +303,6 @@ class AllocatorPolicy(InducingPolicy):
         self.allocator = allocator
 
     def __call__(self, candidates: Candidates) -> Tensor:
-        """Choose inducing points ``(*batch, m_b, d)`` among the candidates."""
         points = candidates.points
         return self.allocator.allocate_inducing_points(
             inputs=points,

@@ -265,14 +265,11 @@ Values = Callable[[Any, str], Tensor]
 
 
 def read(kernel: Kernel, value: Values = getattr) -> Form | None:
-    """The form of a kernel.
+    """The form of a kernel; ``None`` if any part of it is of another class.
 
     Args:
         kernel: A GPyTorch kernel.
         value: Its hyperparameters; those that it has at present by default.
-
-    Returns:
-        ``None`` if any part of it is of a class that is not known here.
     """
     return _read(kernel, value, None)
 

@@ -62,13 +62,7 @@ def couples_classes(likelihood: Likelihood) -> bool:
 def check_likelihood(
     likelihood: Likelihood, batch_shape: torch.Size, alpha: float
 ) -> None:
-    """Raise unless a stream can be learned with this likelihood.
-
-    Args:
-        likelihood: The argument, of any type.
-        batch_shape: Batch shape of the model.
-        alpha: Power of Power-EP.
-    """
+    """Raise unless a model can learn with this likelihood, an argument of any type."""
     if is_gaussian(likelihood):
         return
     joint = isinstance(likelihood, _GaussianLikelihoodBase | LikelihoodList)
@@ -121,14 +115,11 @@ def prepare_targets(
 
     Args:
         likelihood: The likelihood.
-        y: ``(*batch, n)`` targets, or integer labels; for Softmax without the batch
-            dimension of the classes.
+        y: ``(*batch, n)`` targets, or integer labels. For Softmax they come without
+            the batch dimension of the classes, and are repeated over it.
         x: ``(*batch, n, d)`` inputs.
         batch_shape: Batch shape of the model.
         names: What to call inputs and targets in messages.
-
-    Returns:
-        ``(*batch, n)``; for Softmax, labels repeated over classes.
     """
     if not (y.is_floating_point() or y.is_complex()):
         y = y.to(x.dtype)
@@ -156,14 +147,7 @@ def prepare_targets(
 def fill_missing(
     likelihood: Likelihood, y: Tensor, missing: Tensor, name: str
 ) -> Tensor:
-    """Targets with missing readings filled in; these get weight zero later.
-
-    Args:
-        likelihood: The likelihood.
-        y: ``(*batch, n)`` targets.
-        missing: ``(*batch, n)``, which are missing.
-        name: What to call the targets in messages.
-    """
+    """Targets with missing readings filled in; these get weight zero later."""
     y = y.masked_fill(missing, 0.0)
     if is_gaussian(likelihood):
         return y
@@ -229,15 +213,14 @@ def expected_log_prob(
     Softmax uses :func:`softmax_bound`. Everything else is sampled by GPyTorch, with
     the same base samples in every call, so that an inner loop sees one function.
 
+    Classes that share data get equal shares: the sum over the last batch dimension is
+    the expectation.
+
     Args:
         likelihood: A likelihood.
         y: ``(*batch, n)`` targets.
         mean: ``(*batch, n)`` marginal means of the function.
         variance: ``(*batch, n)`` marginal variances.
-
-    Returns:
-        ``(*batch, n)``. Classes that share data get equal shares: the sum over the
-        last batch dimension is the expectation.
     """
     # torch's distributions raise for NaN; here it has to travel on to the bound.
     good = torch.isfinite(mean) & torch.isfinite(variance)
@@ -326,9 +309,6 @@ def softmax_bound(
         mean: ``(*batch, n, k)`` means of the functions.
         variance: ``(*batch, n, k)`` variances of the functions.
         weights: ``(num_classes, k)``, :math:`W`; the identity if not given.
-
-    Returns:
-        ``(*batch, n)``.
     """
     mu, diagonal = mean, variance
     if weights is not None:

@@ -51,11 +51,7 @@ def leave_inference_mode(value: Tensor) -> Tensor:
 
 
 class Opaque(Form):
-    """A kernel that can only be called.
-
-    Args:
-        kernel: A GPyTorch kernel.
-    """
+    """A kernel that can only be called."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -258,7 +254,7 @@ def same_variables(z: Tensor, x: Tensor, z_a: Tensor) -> Tensor:
         z_a: ``(*batch, m_a, d)`` old inducing points.
 
     Returns:
-        ``(*batch, m_b, n + m_a)`` boolean tensor, at most one in a column.
+        ``(*batch, m_b, n + m_a)``, at most one in a column.
     """
     copy_b = same_points(z, z).tril(-1).sum(-1)
     same_f = same_points(z, x) & (copy_b == 0).unsqueeze(-1)
@@ -321,9 +317,6 @@ def observation_noise(likelihood: Likelihood, noise: Tensor | None) -> Tensor:
         noise: Known variances of the data, zero where there is none. They replace the
             noise of a ``GaussianLikelihood``; a learned additional noise of a
             ``FixedNoiseGaussianLikelihood`` is added to them.
-
-    Returns:
-        Variances, differentiable in the parameters of the likelihood.
     """
     if isinstance(likelihood, FixedNoiseGaussianLikelihood):
         assert noise is not None  # checked at the front door

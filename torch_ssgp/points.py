@@ -31,19 +31,23 @@ def evenly(x: Tensor, count: int) -> Tensor:
     return torch.linspace(0, x.size(-2) - 1, count, device=x.device).long()
 
 
+def thinned(x: Tensor, weight: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """At most ``limit`` data, evenly spread, with the weight of all."""
+    if x.size(-2) <= limit:
+        return x, weight
+    some = evenly(x, limit)
+    return x[..., some, :], weight[..., some] * (x.size(-2) / limit)
+
+
 def pick(x: Tensor, index: Tensor) -> Tensor:
     """Rows ``(*batch, m, d)`` of ``x`` at indices ``(*batch, m)``."""
     return x.gather(-2, index.unsqueeze(-1).expand(*index.shape, x.size(-1)))
 
 
 def first_of_each(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of the points that no earlier one equals in all streams.
+    """Which points ``(*batch, n, d)`` no earlier one equals in all streams.
 
-    Args:
-        points: ``(*batch, n, d)``.
-
-    Returns:
-        The indices, in order, and ``(n,)`` which of these each point equals.
+    Their indices, in order, and ``(n,)`` which of these each point equals.
     """
     flat = points.movedim(-2, 0).flatten(1)  # streams side by side
     distinct, inverse = torch.unique(flat, dim=0, return_inverse=True)
@@ -58,15 +62,12 @@ def merge_duplicates(kernel: Kernel, z: Tensor, jitter: float) -> Tensor:
 
     Two values are the same in practice if
     :math:`\mathrm{var}(f(z_i) - f(z_j)) \le j (k_i + k_j)`, no more than their jitter.
+    Streams with fewer points than others keep some copies, as all have the same number.
 
     Args:
         kernel: Prior covariance.
         z: ``(*batch, m, d)``.
         jitter: Relative jitter :math:`j`.
-
-    Returns:
-        ``(*batch, at most m, d)``; streams with fewer points than others keep some
-        copies, as all have the same number.
     """
     K = inducing_gram(kernel, z, 0.0).K_zz
     total = diagonal(K).unsqueeze(-1) + diagonal(K).unsqueeze(-2)
