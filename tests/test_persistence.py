@@ -222,35 +222,31 @@ def test_a_state_that_does_not_fit_changes_nothing(
     assert_same(model, _trained(kind, 2))
 
 
-def test_multioutput_states_load_whole_or_not_at_all() -> None:
-    model, reference = MultiOutputGP(trained("batch")), MultiOutputGP(trained("batch"))
-    state = MultiOutputGP(trained("batch", 1)).state_dict()
-    with pytest.raises(RuntimeError):
-        model.load_state_dict(broken(state, "missing"))
-    assert_same(model, reference)
-    model.load_state_dict(through_torch_file(state))
-    assert_same(model, MultiOutputGP(trained("batch", 1)))
-
-
-def test_surrogate_states_load_whole_or_not_at_all() -> None:
-    pytest.importorskip("botorch")
+def surrogate(num_updates: int) -> Any:
     surrogates = pytest.importorskip("torch_ssgp.surrogates")
+    x, y, _ = data("gaussian")
+    model = surrogates.SingleTaskStreamingGP(x / 6, y.unsqueeze(-1))
+    for seed in range(1, num_updates):
+        x, y, _ = data("gaussian", seed=seed)
+        model.update(x / 6, y.unsqueeze(-1), num_steps=2)
+    return model
 
-    def surrogate(num_updates: int) -> Any:
-        x, y, _ = data("gaussian")
-        model = surrogates.SingleTaskStreamingGP(x / 6, y.unsqueeze(-1))
-        for seed in range(1, 1 + num_updates):
-            x, y, _ = data("gaussian", seed=seed)
-            model.update(x / 6, y.unsqueeze(-1), num_steps=2)
-        return model
 
-    model, reference = surrogate(1), surrogate(1)
+@pytest.mark.parametrize(
+    "make", [lambda k: MultiOutputGP(trained("batch", k)), surrogate], ids=["out", "bo"]
+)
+def test_states_of_fronts_load_whole_or_not_at_all(make: Callable[[int], Any]) -> None:
+    model, reference, other = make(2), make(2), make(1)
     with pytest.raises(RuntimeError):
-        model.load_state_dict(broken(surrogate(2).state_dict(), "missing"))
+        model.load_state_dict(broken(other.state_dict(), "missing"))
     assert_same(model, reference)
-    fresh = surrogate(0)
-    fresh.load_state_dict(through_torch_file(model.state_dict()))
-    assert_same(fresh, reference)
+    other.load_state_dict(through_torch_file(model.state_dict()))
+    assert_same(other, reference)
+
+
+def test_copies_of_a_surrogate_go_on() -> None:
+    model, fresh = surrogate(2), surrogate(1)
+    fresh.load_state_dict(model.state_dict())
     x, y, _ = data("gaussian", seed=7)
     for copied in (fresh, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         copied.update(x / 6, y.unsqueeze(-1), num_steps=2)
@@ -380,12 +376,6 @@ def test_modules_of_gpytorch_are_rebuilt(modules: str, tmp_path: Path) -> None:
         assert not has_policy or each.inducing_policy.max_candidates == 12
     assert_goes_with(loaded, model)
     assert_goes_with(copy.deepcopy(loaded), model)
-
-
-def test_two_outputs_are_saved_through_their_model(tmp_path: Path) -> None:
-    model = MultiOutputGP(trained("batch"))
-    model.model.save(tmp_path / "model.pt")
-    assert_same(MultiOutputGP(StreamingGP.load(tmp_path / "model.pt")), model)
 
 
 # -- modules of one's own ------------------------------------------------------------
@@ -641,7 +631,7 @@ def test_a_link_stays_a_link(saved: Path) -> None:
 
 # One interpreter imports torch; victims are forked from it.
 NURSERY = """
-import json, mmap, os, random, signal, sys, time
+import json, mmap, os, pathlib, random, signal, sys, time
 import torch
 from gpytorch.kernels import RBFKernel
 from torch_ssgp import StreamingGP
@@ -656,8 +646,11 @@ start = {name: value.clone() for name, value in model.state_dict().items()}
 
 def mark(k):
     "State number k: every tensor says so."
-    model.load_state_dict({n: v + k if v.is_floating_point() else v
-                           for n, v in start.items()})
+    model.load_state_dict({n: marked(v, k) for n, v in start.items()})
+
+
+def marked(value, k):
+    return value + k if value.is_floating_point() else value
 
 
 mark(0)
@@ -680,14 +673,11 @@ for _ in range(num_victims):
     k = round(float(state["memory.row_data"] - start["memory.row_data"]))
     assert k in (last, last + 1), (k, last)
     for name, value in start.items():
-        expected = value + k if value.is_floating_point() else value
-        assert torch.equal(state[name], expected), name
+        assert torch.equal(state[name], marked(value, k)), name
     found.append(k)
-    folder = os.path.dirname(path)
-    for name in os.listdir(folder):
-        if name.endswith(".tmp"):
-            torn += 1
-            os.unlink(os.path.join(folder, name))
+    for half in pathlib.Path(path).parent.glob(".*.tmp"):
+        torn += 1
+        half.unlink()
 print(json.dumps({"saves": found[-1], "killed": len(found), "while writing": torn}))
 """
 
@@ -748,6 +738,10 @@ def test_a_file_of_version_0_2_loads_and_goes_on() -> None:
     model.update(x[1:], x[1:].sin())
     assert model.num_data == 90
     assert (model(x).mean - x.sin()).abs().max() < 0.1
+    # The default of then chose no points; a policy that is passed does.
+    given = AdaptiveBudget()
+    model = StreamingGP.load(OLD / "model_v2.pt", inducing_policy=given)
+    assert model.inducing_policy is given
 
 
 def test_labels_of_streams_in_a_file_of_version_0_2_load_and_go_on() -> None:
@@ -771,12 +765,6 @@ def test_a_state_of_version_0_2_loads_or_says_what_is_missing() -> None:
         assert model.memory.is_empty
     model.load_state_dict(state)
     assert_predicts(model, SINGLE)
-
-
-def test_a_policy_that_was_chosen_stays_chosen() -> None:
-    given = AdaptiveBudget()
-    model = StreamingGP.load(OLD / "model_v2.pt", inducing_policy=given)
-    assert model.inducing_policy is given
 
 
 def test_hyperparameters_are_learned_at_the_same_data_after_a_stop(
