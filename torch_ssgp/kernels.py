@@ -51,7 +51,7 @@ class Form(ABC):
 
 
 def _mapped(function: Callable[[Any], Any], part: Any) -> Any:
-    if part is None or isinstance(part, float):
+    if part is None or isinstance(part, bool | float):
         return part
     if isinstance(part, list):
         return [_mapped(function, each) for each in part]
@@ -200,35 +200,26 @@ class Linear(Form):
 
 
 @dataclass(eq=False)
-class Sum(Form):
-    """A sum of forms."""
+class Compound(Form):
+    """A product of forms, or their sum."""
 
     forms: list[Form]
+    is_sum: bool = False
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        return reduce(torch.add, [form.gram(x1, x2) for form in self.forms])
+        return self._combined([form.gram(x1, x2) for form in self.forms])
 
     def variances(self, x: Tensor) -> Tensor:
-        return reduce(torch.add, [form.variances(x) for form in self.forms])
+        return self._combined([form.variances(x) for form in self.forms])
+
+    def _combined(self, values: list[Tensor]) -> Tensor:
+        return reduce(torch.add if self.is_sum else torch.mul, values)
 
     def scaled(self, scale: Tensor) -> Form:
-        return Sum([form.scaled(scale) for form in self.forms])
-
-
-@dataclass(eq=False)
-class Product(Form):
-    """A product of forms."""
-
-    forms: list[Form]
-
-    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        return reduce(torch.mul, [form.gram(x1, x2) for form in self.forms])
-
-    def variances(self, x: Tensor) -> Tensor:
-        return reduce(torch.mul, [form.variances(x) for form in self.forms])
-
-    def scaled(self, scale: Tensor) -> Form:
-        return Product([self.forms[0].scaled(scale), *self.forms[1:]])
+        first, *others = self.forms
+        if self.is_sum:
+            others = [form.scaled(scale) for form in others]
+        return Compound([first.scaled(scale), *others], self.is_sum)
 
 
 @dataclass(eq=False)
@@ -303,7 +294,7 @@ def _read(
         if len(parts) < len(read_all):
             return None
         is_sum = kind is gpytorch_kernels.AdditiveKernel
-        return Sum(parts) if is_sum else _multiply(parts)
+        return Compound(parts, is_sum) if is_sum else _multiply(parts)
     if kind is gpytorch_kernels.LinearKernel:
         variance = value(kernel, "variance")
         return Linear(dims, variance, _one(variance))
@@ -342,7 +333,7 @@ def _multiply(forms: list[Form]) -> Form:
         factors = [factor for form in exponentials for factor in form.factors]
         scale = reduce(torch.mul, [form.scale for form in exponentials])
         others = [Stationary(factors, scale), *others]
-    return others[0] if len(others) == 1 else Product(others)
+    return others[0] if len(others) == 1 else Compound(others)
 
 
 # -- pieces -------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from torch_ssgp.functional import PriorBlocks
-from torch_ssgp.kernels import Form, Linear, Product, read
+from torch_ssgp.kernels import Compound, Form, Linear, read
 
 # While GPyTorch evaluates a covariance it takes active_dims away from the kernel and
 # changes a global setting: two threads at once would see that, or make it last.
@@ -76,7 +76,7 @@ class Opaque(Form):
                 return self.kernel(x, diag=True)
 
     def scaled(self, scale: Tensor) -> Form:
-        return Product([Linear(None, None, scale), self])
+        return Compound([Linear(None, None, scale), self])
 
     def map(self, function: Callable[[Any], Any]) -> Form:
         """Its tensors are those of the kernel, which keeps them to itself."""
