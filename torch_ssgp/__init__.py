@@ -21,8 +21,7 @@ paper, and goes on as rows of the same data set. Data flow through the package o
 ``summary.py``               ``PosteriorSummary``: a view of it at the points
 ``compression.py``           the points that a compression leaves
 ``inducing.py``              policies that choose them instead
-``greedy.py``                the best point first, one after the other
-``points.py``                sets of points: thin, merge, drop
+``points.py``                sets of points: thin, merge, take the best first
 ``modules.py``               GPyTorch kernels and noises as tensors; jitter
 ``kernels.py``               GPyTorch's common kernels as plain tensors
 ``radial.py``                Matérn and rational quadratic kernels of a distance
@@ -41,7 +40,6 @@ paper, and goes on as rows of the same data set. Data flow through the package o
 ``sklearn.py``               scikit-learn estimators (needs the extra ``sklearn``)
 ``river.py``                 river estimators (needs the extra ``river``)
 ``estimators.py``            what these two share: NumPy in, NumPy out
-``river_base.py``            what the estimators for river share
 ``features.py``              features that appear and vanish, as columns
 ``calibration.py``           intervals calibrated on earlier errors
 ``export.py``                a model as plain tensors, for deployment
