@@ -168,6 +168,24 @@ def test_observe_learns_nothing_and_learn_does():
     assert not model.learn().learned  # nothing was left undone
 
 
+def test_learning_leaves_room_for_data_to_come():
+    model = started()
+    assert model.memory.num_rows == 90
+    model.learn()
+    x, y = data(15, seed=1)
+    rows = [model.observe(x[i : i + 1], y[i : i + 1]).num_rows for i in range(15)]
+    assert rows == list(range(61, 76))  # none compressed
+
+
+def test_nothing_changes_where_there_is_nothing_to_learn():
+    model = started(num=60)
+    model.learn()
+    before = model.state_dict()
+    assert not model.learn().learned
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
 def test_there_is_nothing_to_learn_from_before_the_first_datum():
     with pytest.raises(StateError, match="no data yet"):
         StreamingGP(KERNELS["rbf"]()).learn()
@@ -190,7 +208,7 @@ def test_data_that_come_while_another_thread_learns_are_kept():
 
 def test_a_change_that_was_observed_is_explained_when_learned():
     model = started(num=50)  # with room for what comes: compressed data cannot be told
-    x, y = data(30, seed=1)
+    x, y = data(50)
     for i in range(30):
         model.observe(x[i : i + 1], 6 - 3 * y[i : i + 1])
     assert model.learn().forgot == 0

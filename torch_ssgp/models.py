@@ -213,7 +213,8 @@ class StreamingGP(StreamingCore):
         """Do what :meth:`observe` left undone; perhaps in another thread.
 
         It learns from the data so far while others may observe and predict. What it
-        learned is committed atomically, with the data that came meanwhile.
+        learned is committed atomically, with the data that came meanwhile. A memory
+        with room for few more data is compressed, so that :meth:`observe` need not.
 
         Args:
             options: How to learn.
@@ -238,9 +239,15 @@ class StreamingGP(StreamingCore):
             with self.locks.commit:
                 data, hyperparameters = self.no_data(), self.fingerprint()
                 known, limits = self.known(data), self.limits(data)
-            learned = update_walk(known, data, options, limits)
+            # Room for data to come, so that no observe has to compress.
+            half = (limits.num_inducing + limits.memory_size) // 2
+            roomy = limits._replace(memory_size=half)
+            learned = update_walk(known, data, options, roomy)
             result = self._result(learned, options, start)
             then = known.memory
+            if not result.learned and result.num_rows == then.num_rows:
+                if learned.state.counts.since_learning == then.count().since_learning:
+                    return result  # there was nothing to do
             for _ in range(CATCH_UP):  # few data are left to catch up with under a lock
                 with self.locks.commit:
                     now = self.known(data)
