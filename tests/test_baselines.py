@@ -188,7 +188,7 @@ def test_the_gradient_of_the_batch_bound_is_that_of_differences() -> None:
 
 
 def test_a_batch_model_that_its_cap_stopped_is_on_no_plateau() -> None:
-    batch = BatchSGPR(1, 10, num_steps=1, first_steps=1)
+    batch = BatchSGPR(1, 10, num_steps=1)
     batch.update(*wave(80))
     assert not batch.converged
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from scipy.cluster.vq import kmeans2
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from torch_ssgp import StreamingGP, settings
-from workbench.baselines import Baseline, bytes_of, new_kernel
+from workbench.baselines import Baseline, bytes_of, learned_from_some
 
 PLATEAU = 1e-4  # nats per datum that 100 evaluations of the bound must gain
 MAX_STEPS = 4_000  # evaluations of the bound by a batch model
@@ -197,20 +199,15 @@ class BatchSGPR(Baseline):
 
     L-BFGS may end early, where a line search fails. So it begins anew where it ended,
     and only a restart that gains nothing says that there is no more to learn:
-    ``converged``, if that was before ``num_steps`` evaluations. ``first_steps`` of Adam
-    find the basin that L-BFGS descends. ``bound`` is per datum.
+    ``converged``, if that was before ``num_steps`` evaluations. ``bound`` is per datum.
+    It begins at means of clusters, with hyperparameters of an exact GP on some data:
+    from where all data look like noise it would not find the way.
     """
 
     def __init__(
-        self,
-        num_dims: int,
-        num_inducing: int,
-        *,
-        num_steps: int = MAX_STEPS,
-        first_steps: int = 50,
+        self, num_dims: int, num_inducing: int, *, num_steps: int = MAX_STEPS
     ) -> None:
-        self.num_steps, self.first_steps = num_steps, first_steps
-        self.model = at_once(new_kernel(num_dims), num_inducing)
+        self.num_steps, self.num_inducing = num_steps, num_inducing
         self.converged, self.steps, self.bound = False, 0, -math.inf
         self.num_data = 0
 
@@ -219,8 +216,16 @@ class BatchSGPR(Baseline):
         if self.num_data:
             raise RuntimeError("BatchSGPR takes all data in one update.")
         self.num_data = len(y)
-        self.model.update(x, y, num_steps=self.first_steps, learn=True)
-        climb = Climb(BatchBound(x, y, self.model), self.num_steps)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a cluster without data
+            z, _ = kmeans2(
+                x.numpy(), min(self.num_inducing, len(y)), minit="++", seed=0
+            )
+        p = learned_from_some(x, y, min(self.num_steps, 50))
+        model = at_once(p.covar_module, self.num_inducing, p.likelihood, p.mean_module)
+        z = torch.from_numpy(z).unique(dim=0)
+        model.update(x, y, num_steps=0, inducing_points=z)
+        climb = Climb(BatchBound(x, y, model), self.num_steps)
         climb.leg()
         while not self.converged and climb.steps < self.num_steps:
             self.converged = climb.leg() < PLATEAU

@@ -31,6 +31,7 @@ from workbench.baselines import (
     Streaming,
     WindowedGP,
     WindowedSGPR,
+    learned_from_some,
     normal_scores,
 )
 from workbench.batch_bound import MAX_STEPS, BatchSGPR
@@ -39,7 +40,7 @@ from workbench.experts import LocalExperts
 from workbench.results import Jobs, Row, Table, header
 from workbench.streams import Stream
 from workbench.streams.cases import FILES, STREAMS, Asked, stream_of
-from workbench.streams.stream import evenly, generator
+from workbench.streams.stream import evenly
 from workbench.uncollapsed import SVI, Minibatches
 
 NAMES = ("stream", "method", "M", "batch", "seed")
@@ -87,11 +88,10 @@ def spread_points(stream: Stream, num: int) -> Tensor:
 
 def given_experts(stream: Stream, num: int, b: Budget) -> LocalExperts:
     """Local experts, with hyperparameters of an exact GP on some of all data."""
-    x, y = stream.x_train, stream.y_train
-    some = torch.randperm(len(y), generator=generator(0))[: min(GIVEN, b.window)]
-    exact = WindowedGP(dims(stream), window=len(some), first_steps=5 * b.gp_steps)
-    exact.update(x[some], y[some])
-    return LocalExperts(exact.model, num)
+    data = stream.x_train, stream.y_train
+    return LocalExperts(
+        learned_from_some(*data, 5 * b.gp_steps, min(GIVEN, b.window)), num
+    )
 
 
 def ours(stream: Stream, num: int, b: Budget, **options: Any) -> Streaming:
