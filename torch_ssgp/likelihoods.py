@@ -42,6 +42,7 @@ from torch_ssgp.validation import kind_of
 MIN_VARIANCE = 1e-10  # below this GPyTorch warns, and quadrature has nothing to do
 _TILT_ITERATIONS = 20
 _SEED = 0
+_DRAWS = 100  # of targets, for expectations
 
 
 def is_gaussian(likelihood: Likelihood) -> bool:
@@ -229,6 +230,57 @@ def expected_log_prob(
     with breakdowns(ValueError):  # for NaN in parameters of the likelihood too
         log_prob = _expected_log_prob(likelihood, y, mean, variance)
     return log_prob.where(good, math.nan)
+
+
+def log_predictive(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    """Log-probability of each target, given the marginals of its function.
+
+    Classes that share data get equal shares of a bound on it.
+
+    Args:
+        likelihood: A likelihood.
+        y: ``(*batch, n)`` targets.
+        mean: ``(*batch, n)`` marginal means of the function.
+        variance: ``(*batch, n)`` marginal variances.
+    """
+    if couples_classes(likelihood):
+        return expected_log_prob(likelihood, y, mean, variance)
+    latent = MultivariateNormal(
+        mean, DiagLinearOperator(variance.clamp_min(MIN_VARIANCE))
+    )
+    with _seeded(mean.device):
+        return likelihood.log_marginal(y, latent)
+
+
+def expected_log_predictive(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    """What :func:`log_predictive` is expected to be of targets that are not seen yet.
+
+    Labels are enumerated, other targets drawn, the same in every call.
+
+    Args:
+        likelihood: A likelihood.
+        y: ``(*batch, n)`` targets; only their shape counts.
+        mean: ``(*batch, n)`` marginal means of the function.
+        variance: ``(*batch, n)`` marginal variances.
+    """
+    if takes_labels(likelihood):
+        coupled = couples_classes(likelihood)
+        labels = range(likelihood.num_classes if coupled else 2)
+        every = [torch.full_like(y, label) for label in labels]
+        shares = torch.stack(
+            [log_predictive(likelihood, label, mean, variance) for label in every]
+        )
+        log_p = shares.sum(-2, keepdim=True) if coupled else shares
+        return (log_p.softmax(0) * shares).sum(0)
+    with _seeded(mean.device):
+        noise = torch.randn(_DRAWS, *mean.shape).to(mean)
+        f = mean + variance.clamp_min(MIN_VARIANCE).sqrt() * noise
+        drawn = likelihood.forward(f).sample()
+    return log_predictive(likelihood, drawn, mean, variance).mean(0)
 
 
 def _expected_log_prob(

@@ -29,11 +29,11 @@ from torch_ssgp import memory as remembered
 from torch_ssgp import settings
 from torch_ssgp.functional import LOG_2PI
 from torch_ssgp.memory import TRUSTED, Counts, Data
-from torch_ssgp.modules import square_gram, tensors_of
+from torch_ssgp.modules import tensors_of
 from torch_ssgp.prediction import Near, Predictor
 from torch_ssgp.rows import Factor
 from torch_ssgp.update import change
-from torch_ssgp.update.learn import GROWTH, SURPRISE
+from torch_ssgp.update.learn import GROWTH
 from torch_ssgp.update.options import UpdateOptions
 
 if TYPE_CHECKING:
@@ -232,12 +232,11 @@ class Live:
             increment=increment,
         )
         if not options.watches or counts.started_at == 0:
-            late = options.learns_when_due and self._is_surprised(error)
-            return None if late else new
+            return new
         gains = change.gains_of_one(
             error,
             log_d,
-            self._alone(x, residual, prior + self.s),
+            -0.5 * (residual**2 / (prior + self.s) + math.log(prior + self.s)),
             left < change.KNOWN * max(prior, self.s),
             self.falls,
         )
@@ -251,43 +250,13 @@ class Live:
             since if total > 0 else num_raw + 1.0
             for total, since in zip(sums, begun, strict=True)
         )
-        asks = options.leaves_out and abs(error) > change.GROSS
+        asks = abs(error) > change.GROSS
         for value, since in zip(alarm, alarmed, strict=True):
             asks = asks or (value > options.price and num_raw + 1 - since >= 2)
         asks = asks or bool(counts.question_due and num_raw + 1 >= counts.question_due)
         if asks and not options.postpones:
             return None
         return new._replace(alarm=alarm, alarmed=alarmed)
-
-    def _is_surprised(self, error: float) -> bool:
-        """As :func:`torch_ssgp.update.learn.surprised`, with one more error."""
-        now = self.now
-        num_new = min(int(now.counts.since_learning), now.num_raw)
-        e = now.factor.e[now.factor.count - num_new :]
-        total = float((e.square() - 1).sum()) + error * error - 1
-        return 0.5 * total > SURPRISE
-
-    def _alone(self, x: Tensor, residual: float, variance: float) -> float:
-        """Log density of a datum without the past, up to a constant.
-
-        It is given the raw data since the alarm of that kind began, if there is one.
-        """
-        now, num_raw = self.now, self.now.num_raw
-        count = min(num_raw - int(now.alarmed[0]), change.MANY)
-        if now.alarm[0] <= 0 or count <= 0:
-            return -0.5 * (residual * residual / variance + math.log(variance))
-        points = self.points[now.num_points - count : now.num_points]
-        num_inputs = self.before["points"].size(-1)
-        r = self.target[now.factor.count - count : now.factor.count]
-        r = r - self.base.mean(points[:, :num_inputs])
-        K = square_gram(self.base.form, torch.cat([points, x]))
-        if self.root is not None:
-            w = self.root[num_raw - count : num_raw + 1].clone()
-            w[-1] = 1.0
-            K, r = w.unsqueeze(-1) * K * w, w[:-1] * r
-        last = Factor.of(K, torch.cat([r, r.new_tensor([residual])]), self.base.s)
-        w_last, e_last = float(last.W[-1, -1]), float(last.e[-1])
-        return math.log(w_last) - 0.5 * e_last * e_last
 
     # -- what others read -----------------------------------------------------------
 

@@ -22,10 +22,10 @@ from torch_ssgp import functional as fn
 from torch_ssgp import validation as check
 from torch_ssgp.compression import choose_points
 from torch_ssgp.exceptions import breakdowns
-from torch_ssgp.functional import PriorBlocks, Projection, PseudoObservations
+from torch_ssgp.functional import PriorBlocks, PseudoObservations
 from torch_ssgp.inducing import Candidates
 from torch_ssgp.memory import Data, GaussianData, Rows
-from torch_ssgp.modules import same_points
+from torch_ssgp.modules import same_points, square_gram
 from torch_ssgp.points import merge_duplicates
 from torch_ssgp.update import young
 from torch_ssgp.update.objective import Evaluated, Objective
@@ -51,20 +51,16 @@ def is_full(state: State, limits: Limits) -> bool:
 def choose(
     objective: Objective, limits: Limits, num_new: int, num_updates: int = 0
 ) -> Tensor:
-    """Points that a compression leaves, ``(*batch, m, d)``, as the kernel sees them.
-
-    Args:
-        objective: What is known, and the kernel of a policy.
-        limits: How many points, and the policy that chooses them.
-        num_new: The number of new data.
-        num_updates: Updates so far.
-    """
+    """Points that a compression leaves, ``(*batch, m, d)``, as the kernel sees them."""
     policy = limits.policy
     weight = precision(objective)
     if policy is None:
         rows, capacity = Rows(objective.z_a, objective.past), limits.num_inducing
-        kept = objective.x[..., :0, :]
-        z = choose_points(rows, objective.x, weight, capacity, objective.jitter, kept)
+        x, jitter = objective.x, objective.jitter
+        z = choose_points(rows, x, weight, capacity, jitter, x[..., :0, :])
+        if moves_on(objective, limits) and blurs(objective, z, weight):
+            newest = x[..., x.size(-2) - min(capacity // 2, x.size(-2)) :, :]
+            z = choose_points(rows, x, weight, capacity, jitter, newest)
         return objective.agree(z)
     now = objective.evaluate()
     candidates = Candidates(
@@ -85,6 +81,41 @@ def choose(
     z = merge_duplicates(objective.kernel, z, objective.jitter)
     time = times_of(z, objective.rows, objective.data)
     return objective.agree(objective.with_time(z, time))
+
+
+def moves_on(objective: Objective, limits: Limits) -> bool:
+    """Whether inputs move on in pieces that fit into the memory: a time axis.
+
+    Some input is later in every datum than in all points before; or the function
+    drifts, and time itself is such an input. Larger pieces are those of a map.
+    """
+    if objective.rate is not None:
+        return True
+    old, x = objective.rows.points, objective.data.x
+    fits = x.size(-2) <= limits.memory_size > limits.num_inducing
+    if old.size(-2) == 0 or not fits:
+        return False
+    for sign in (1, -1):
+        step, last = sign * x.diff(dim=-2), (sign * old).amax(-2)
+        grows = (step >= 0).all(-2) & (sign * x[..., 0, :] >= last)
+        if bool(grows.reshape(-1, x.size(-1)).all(0).any()):
+            return True
+    return False
+
+
+def blurs(objective: Objective, z: Tensor, weight: Tensor) -> bool:
+    """Whether points leave much of the prior variance of what rows and data say."""
+    if objective.rate is not None:
+        return True
+    form, U, root = objective.evaluate().form, objective.past.U, weight.sqrt()
+    L = fn.cholesky(square_gram(form, z, z.size(-2), objective.jitter))
+    old = square_gram(form, objective.z_a, objective.z_a.size(-2), objective.jitter)
+    G = fn.solve_lower(L, form.gram(z, objective.z_a) @ U.mT)
+    A = fn.solve_lower(L, form.gram(z, objective.x) * root.unsqueeze(-2))
+    said = fn.squared_norm(A, (-2, -1)) + fn.squared_norm(G, (-2, -1))
+    every = (weight * form.variances(objective.x)).sum(-1)
+    every = every + ((U @ old) * U).sum((-2, -1))
+    return bool((said < (1 - BLURRED) * every).any())
 
 
 def precision(objective: Objective) -> Tensor:
@@ -118,14 +149,9 @@ def compress(
 ) -> tuple[State, Tensor]:
     """The state without raw data, and the nats that were lost.
 
+    Points ``z`` are ``(*batch, m, d)``, as the kernel sees them; chosen if ``None``.
     What a branch inherited and what it has seen since are compressed separately: then
     what was added equals the memory of a model that never saw the base.
-
-    Args:
-        state: What is known.
-        limits: How many points are left.
-        z: ``(*batch, m, d)``, the points, as the kernel sees them; chosen if ``None``.
-        num_new: The number of new data.
     """
     objective = make_objective(state, limits, state.prior)
     if z is None:
@@ -139,7 +165,9 @@ def compress(
     base, parts = state.base, [Part(objective.past, slice(None), 1.0)]
     if base is not None:
         parts = _parts(base, objective.past, state.num_raw)
-    done = [_project(objective, blocks, data, part, now) for part in parts]
+    weight = precision(objective)
+    outgrown = moves_on(objective, limits) and blurs(objective, z, weight)
+    done = [_project(objective, blocks, data, part, now, outgrown) for part in parts]
     past, lost = done[-1].past, torch.stack([each.lost for each in done]).sum(0)
     if base is not None:
         sunk = base.sunk + done[0].lost
@@ -153,7 +181,7 @@ def compress(
             data=state.data.narrow(0, 0)._replace(weight=None),
             sites=None if state.sites is None else _no_sites(data),
             error=state.error[..., :0],
-            sunk=state.sunk + lost,
+            sunk=state.sunk + (0 if outgrown else lost),  # forgotten, or lost
             alarm=torch.zeros_like(state.alarm),
             alarmed=torch.zeros_like(state.alarmed),
             odds=torch.full_like(state.odds, young.TRUSTED),
@@ -172,17 +200,11 @@ def _no_sites(data: GaussianData) -> GaussianData:
 
 
 class Part(NamedTuple):
-    """What is compressed on its own.
-
-    Attributes:
-        past: Its rows.
-        raw: Which raw data are its.
-        share: Its share in what sites add to the bound.
-    """
+    """What is compressed on its own."""
 
     past: PseudoObservations
-    raw: slice
-    share: float
+    raw: slice  # its raw data
+    share: float  # in what sites add to the bound
 
 
 def _parts(base: Base, past: PseudoObservations, num_raw: int) -> list[Part]:
@@ -208,6 +230,7 @@ def _project(
     data: GaussianData,
     part: Part,
     now: Evaluated,
+    outgrown: bool,
 ) -> Compressed:
     """Some rows and some data at the points of ``blocks``."""
     raw, offset = part.raw, part.share * data.offset
@@ -223,30 +246,9 @@ def _project(
     weight = None if weight is None else weight[..., raw]
     rows, s = objective.project(blocks, part_of_data, now, part.past, weight)
     lost = rows.loss / (2 * s)
-    if rows.lost is not None and _moves_on(objective, rows, blocks, part):
+    if outgrown and rows.lost is not None:
         rows = fn.temper(rows, part.past, s)
     return Compressed(fn.absorb(fn.compress(rows), blocks.m_b), lost)
-
-
-def _moves_on(
-    objective: Objective, rows: Projection, blocks: PriorBlocks, part: Part
-) -> bool:
-    """Whether inputs only move on, and have left the points behind.
-
-    Some input is later in every datum than in all points, and the points leave too
-    much of the prior variance of what they are to say.
-    """
-    old, x = objective.rows.points, objective.data.x
-    if old.size(-2) == 0 or x.size(-2) < 2:
-        return False
-    for sign in (1, -1):
-        step, last = sign * x.diff(dim=-2), (sign * old).amax(-2)
-        grows = (step >= 0).all(-2) & (sign * x[..., 0, :] >= last)
-        if bool(grows.reshape(-1, x.size(-1)).all(0).any()):
-            assert rows.lost is not None
-            seen = rows.lost.sum(-1) + fn.squared_norm(rows.A, (-2, -1))
-            return bool((rows.lost.sum(-1) > BLURRED * seen).any())
-    return False
 
 
 def _stacked(

@@ -15,7 +15,7 @@ from torch_ssgp.exceptions import Breakdown
 from torch_ssgp.prediction import freeze
 from torch_ssgp.update import young
 from torch_ssgp.update.ascent import Ascended, maximize, promise
-from torch_ssgp.update.compress import choose, is_full, times_of
+from torch_ssgp.update.compress import choose, is_full, moves_on, times_of
 from torch_ssgp.update.objective import Objective, Prior, with_enough_jitter
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.sites import SiteObjective
@@ -23,7 +23,6 @@ from torch_ssgp.update.state import Known, Limits, State, make_objective
 
 GROWTH = 0.2  # share of the data since the last learning that makes it due
 WORTH = 0.5  # nats that a Newton step must promise
-SURPRISE = 2.0  # nats by which errors since the last learning are too large
 ODDS = math.log(1e3)  # nats that a rate of drift must win
 FEW = 8  # data that say nothing of a drift
 RATES = (0.1, 1.0, 10.0)  # of drift, in units of one over the number of data
@@ -84,10 +83,7 @@ def is_due(state: State, options: UpdateOptions) -> bool:
     if not options.learns_when_due or is_first(state):
         return True
     num_data = max(float(state.num_data.max()), 1.0)
-    if counts.since_learning >= GROWTH * num_data:
-        return True
-    watched = options.forgets_by_evidence  # by alarms
-    return not watched and surprised(state)
+    return counts.since_learning >= GROWTH * num_data  # an alarm says so before
 
 
 def pays(state: State, known: Known, options: UpdateOptions, limits: Limits) -> bool:
@@ -101,13 +97,6 @@ def pays(state: State, known: Known, options: UpdateOptions, limits: Limits) -> 
         return promise(objective, known.curvature) > WORTH
     except Breakdown:
         return True
-
-
-def surprised(state: State) -> bool:
-    """Whether data since the last learning are further off than was expected."""
-    num_new = min(int(state.counts.since_learning), state.num_raw)
-    error = state.error[..., state.num_raw - num_new :]
-    return float(0.5 * (error.square() - 1).sum(-1).max()) > SURPRISE
 
 
 # -- from where, and of what ----------------------------------------------------------
@@ -132,8 +121,8 @@ def objective_of(
 ) -> Objective:
     """What is to be maximised, on working copies of the modules.
 
-    It is the evidence of the rows while everything is raw and fits, and the bound at
-    the points of a compression afterwards.
+    It is the evidence of the rows while everything is raw and fits, and on a time axis;
+    otherwise the bound at the points that a compression would leave.
     """
     objective = make_objective(state, limits, working_copy(known, state))
     z = options.inducing_points
@@ -143,27 +132,13 @@ def objective_of(
         objective.start_at(objective.with_time(z, time), moves)
     elif isinstance(objective, SiteObjective) and not is_full(state, limits):
         objective.start_at(objective.points)
+    elif not isinstance(objective, SiteObjective) and moves_on(objective, limits):
+        return objective  # what its points will lose is to be seen, and forgotten
     elif state.is_compressed or is_full(state, limits):
         num_new = state.num_raw
         z = choose(objective, limits, num_new, int(state.counts.num_updates))
         objective.start_at(z, moves and is_full(state, limits))
     return objective
-
-
-def start(state: State, known: Known, options: UpdateOptions, limits: Limits) -> Fit:
-    """Hyperparameters to start from, as a fit that has not been learned."""
-    objective = objective_of(state, known, limits, options)
-    points = objective.z
-    start_afresh(objective, known)
-    if points is not None:
-        objective.start_at(points.detach(), points.requires_grad)
-    with_enough_jitter(objective, objective.check_finite)
-    with torch.no_grad():
-        for parameter in objective.prior.parameters():
-            parameter.copy_(parameter.to(limits.dtype))
-        score = objective.total()[0]
-    nothing = Ascended(score.new_empty(0, *score.shape), 0, True)
-    return Fit(objective, nothing, torch.zeros_like(score, dtype=torch.bool), score)
 
 
 def start_afresh(objective: Objective, known: Known) -> None:
@@ -188,19 +163,12 @@ def learn(
 ) -> Fit:
     """Climb from the present hyperparameters, from a fresh start too when it is due.
 
-    Args:
-        state: What is known.
-        known: What was known before, with the first hyperparameters.
-        options: How to learn.
-        limits: What may be used.
-        afresh: Whether to climb from a fresh start alone.
-        points_alone: Whether inducing points move, and hyperparameters stay.
+    Or from a fresh start alone, ``afresh``; or with hyperparameters that stay, while
+    points move.
     """
     fresh = [False, True] if is_fresh_due(state, options) else [False]
-    if is_first(state) or afresh:
-        fresh = [True]
-    if points_alone:
-        fresh = [False]
+    if points_alone or afresh or is_first(state):
+        fresh = [not points_alone]
     fits: list[Fit] = []
     for anew in fresh:
         try:
@@ -228,35 +196,48 @@ def _climb(
         if points is not None:
             objective.start_at(points.detach(), points.requires_grad)
     with_enough_jitter(objective, objective.check_finite)
-    ascended = maximize(objective, options, not points_alone)
+    near = None if anew or options.optimizer != "adam" else known.curvature
+    ascended = maximize(objective, options, not points_alone, near)
     with torch.no_grad():
         for parameter in objective.prior.parameters():
             # As the model will store it, before anything is made with it.
             parameter.copy_(parameter.to(limits.dtype))
         score = objective.total()[0]
+    again = anew and ascended.num_steps > 0 and not is_first(state)
     return Fit(
-        objective, ascended, torch.full_like(score, anew, dtype=torch.bool), score
+        objective, ascended, torch.full_like(score, again, dtype=torch.bool), score
     )
 
 
 @torch.no_grad()
-def better_of(first: Fit, second: Fit, price: float = 0.0) -> Fit:
-    """The better of two fits, stream by stream.
+def better_of(first: Fit, second: Fit) -> Fit:
+    """The better of two fits, stream by stream: the first takes over what is better.
 
     Streams that share hyperparameters are compared by their sum.
+    """
+    scores = [fit.score.nan_to_num(-torch.inf) for fit in (first, second)]
+    if _is_shared(first.objective):
+        scores = [score.sum().expand(score.shape) for score in scores]
+    return choose_fit(first, second, scores[1] > scores[0])
 
-    Args:
-        first: A fit, which takes over what is better.
-        second: Another.
-        price: Nats by which the second has to be better.
+
+def _is_shared(objective: Objective) -> bool:
+    """Whether some hyperparameter is that of several streams."""
+    batch = objective.batch_shape
+    parameters = objective.prior.parameters()
+    return objective.coupled or any(p.shape[: len(batch)] != batch for p in parameters)
+
+
+@torch.no_grad()
+def choose_fit(first: Fit, second: Fit, better: Tensor) -> Fit:
+    """The first fit, which takes over the second where that is better, ``(*batch,)``.
+
+    Streams that share hyperparameters take them over together.
     """
     a, b = first.objective, second.objective
-    scores = [fit.score.nan_to_num(-torch.inf) for fit in (first, second)]
-    batch = a.batch_shape
-    better = scores[1] > scores[0] + price
     pairs = list(zip(a.prior.parameters(), b.prior.parameters(), strict=True))
-    if a.coupled or any(p.shape[: len(batch)] != batch for p, _ in pairs):
-        better = (scores[1].sum() > scores[0].sum() + price).expand(batch)
+    if _is_shared(a):
+        better = better.any().expand(better.shape)
     if not bool(better.any()):
         return first._replace(restarted=better & second.restarted)
     if bool(better.all()):
@@ -274,7 +255,7 @@ def better_of(first: Fit, second: Fit, price: float = 0.0) -> Fit:
         a,
         first.ascended._replace(curvature=curvature),
         better & second.restarted,
-        torch.where(better, scores[1], scores[0]),
+        torch.where(better, second.score, first.score),
     )
 
 
@@ -311,43 +292,43 @@ def adopt(state: State, fit: Fit) -> State:
 def with_rate(
     fit: Fit, state: State, known: Known, options: UpdateOptions, limits: Limits
 ) -> Fit:
-    """The fit, or one with a rate of drift if that wins by the odds."""
-    if float(state.num_data.max()) < FEW or fit.objective.log_rate is not None:
+    """The fit, with a rate of drift where that wins by the odds, and with none else."""
+    if float(state.num_data.max()) < FEW or state.num_rows > 2 * limits.memory_size:
+        return fit  # too little, or a batch that does not fit
+    drifts = fit.objective.log_rate is not None
+    rate = None if drifts else _promising_rate(fit, state, limits)
+    if not drifts and rate is None:
         return fit
-    if state.num_rows > 2 * limits.memory_size:  # a batch that does not fit
-        return fit
-    start = _promising_rate(fit, state, limits)
-    if start is None:
-        return fit
-    drifting = state._replace(
-        rate=start, prior=Prior(*(m for m in fit.objective.prior))
-    )
+    state = state._replace(rate=rate, prior=fit.objective.prior)
     options = replace(options, callback=None, progress=False, restart=False)
     try:
-        other = _climb(drifting, known, options, limits, False)
+        other = _climb(state, known, options, limits, False)
     except Breakdown:
         return fit
-    with torch.no_grad():
-        gain = exact(other.objective) - exact(fit.objective) - ODDS
-    if bool((gain <= 0).all()):
-        return fit
-    rate = other.objective.rate
-    assert rate is not None and other.objective.log_rate is not None
-    with torch.no_grad():  # none where it did not win
-        off = torch.full_like(rate, -torch.inf)
-        other.objective.log_rate.copy_(torch.where(gain > 0, rate.log(), off))
-    return other
+    still, moving = (other, fit) if drifts else (fit, other)
+    wins = exact(moving.objective) - exact(still.objective) > ODDS
+    if not bool(wins.any()):
+        return still
+    a, b, log_rate = moving.objective, still.objective, moving.objective.log_rate
+    assert log_rate is not None
+    with torch.no_grad():  # where it did not win nothing changes
+        log_rate.copy_(log_rate.where(wins, -torch.inf))
+        pairs = zip(a.prior.parameters(), b.prior.parameters(), strict=True)
+        for p, q in () if _is_shared(a) else pairs:
+            p.copy_(select(wins, p, q))
+    return moving
 
 
+@torch.no_grad()
 def exact(objective: Objective) -> Tensor:
-    """Evidence of all rows, without inducing points, ``(*batch,)``."""
-    if isinstance(objective, SiteObjective):
-        return objective.total()[0]
-    z, objective.z = objective.z, None
+    """Evidence of all rows, ``(*batch,)``: with no inducing points, or with all."""
+    z, same = objective.z, objective.same
+    sites = isinstance(objective, SiteObjective)
+    objective.start_at(objective.points if sites else None)
     try:
-        return objective.total()[0]
+        return objective.bound()
     finally:
-        objective.z = z
+        objective.z, objective.same = z, same
 
 
 @torch.no_grad()
@@ -358,10 +339,8 @@ def _promising_rate(fit: Fit, state: State, limits: Limits) -> Tensor | None:
     for factor in RATES:
         trial = state._replace(rate=factor / count)
         objective = make_objective(trial, limits, fit.objective.prior)
-        if isinstance(objective, SiteObjective):
-            objective.start_at(objective.points)
         try:
-            score = objective.total()[0]
+            score = exact(objective)
         except Breakdown:
             continue
         if bool((score > best).any()):

@@ -69,7 +69,8 @@ class UpdateOptions:
         integrate_hyperparameters: Whether a young model integrates its hyperparameters
             out until the data decide, if the user has said nothing of them, see
             :mod:`torch_ssgp.update.young`.
-        outliers: Whether data that are far off may be left out, for ``"auto"``.
+        outliers: Whether data that are far off may be left out; ``None`` if the
+            evidence decides what to forget, and only then.
         restart: Whether hyperparameters are also learned from a fresh start when the
             amount of data has doubled.
         budget: Most evaluations of the inner loop in one update; where that is too few,
@@ -88,7 +89,7 @@ class UpdateOptions:
     forget: float | str | None = "auto"
     change_odds: float = 1e-3
     integrate_hyperparameters: bool = True
-    outliers: bool = True
+    outliers: bool | None = None
     restart: bool = True
     budget: int | None = None
     progress: bool = False
@@ -126,7 +127,8 @@ class UpdateOptions:
         if self.learn_inducing_points is not None:
             check_flag(self.learn_inducing_points, "learn_inducing_points")
         check_flag(self.restart, "restart")
-        check_flag(self.outliers, "outliers")
+        if self.outliers is not None:
+            check_flag(self.outliers, "outliers")
         check_flag(self.integrate_hyperparameters, "integrate_hyperparameters")
         if trust_region is not None and not (
             is_number(trust_region) and trust_region > 0
@@ -147,15 +149,17 @@ class UpdateOptions:
         return self.forget if isinstance(self.forget, int | float) else 1.0
 
     @property
-    def forgets_by_evidence(self) -> bool:
-        """Whether it does; fixed hyperparameters cannot tell a change from noise."""
-        return self.watches and not self.postpones
+    def watches(self) -> bool:
+        """Whether new data are added to the alarms, which say when to learn, at least.
+
+        Fixed hyperparameters cannot tell a change from noise.
+        """
+        return self.num_steps > 0 and self.learn_hyperparameters in ("auto", "later", 1)
 
     @property
-    def watches(self) -> bool:
-        """Whether new data are added to the alarms."""
-        learns = self.learn_hyperparameters in ("auto", "later", 1)
-        return self.num_steps > 0 and learns and self.forget in (None, "auto")
+    def forgets_by_evidence(self) -> bool:
+        """Whether the evidence decides what to forget, in this update."""
+        return self.watches and not self.postpones and self.forget in (None, "auto")
 
     @property
     def postpones(self) -> bool:
@@ -170,7 +174,9 @@ class UpdateOptions:
     @property
     def leaves_out(self) -> bool:
         """Whether data that are far off may be left out."""
-        return self.outliers and self.forgets_by_evidence
+        if self.outliers is None:
+            return self.forgets_by_evidence
+        return self.outliers and self.watches and not self.postpones
 
     @property
     def integrates(self) -> bool:

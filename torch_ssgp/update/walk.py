@@ -20,6 +20,8 @@ from torch import Tensor
 from torch_ssgp.exceptions import Breakdown, FactorizationError, breakdowns
 from torch_ssgp.memory import TRUSTED, Data, GaussianData, Memory
 from torch_ssgp.modules import observation_noise
+from torch_ssgp.prediction import Predictor
+from torch_ssgp.rows import Border
 from torch_ssgp.update import change, young
 from torch_ssgp.update.ascent import Ascended
 from torch_ssgp.update.change import News
@@ -89,7 +91,7 @@ def update(known: Known, data: Data, options: UpdateOptions, limits: Limits) -> 
 def _walk(known: Known, data: Data, options: UpdateOptions, limits: Limits) -> Learned:
     state, before = _recalled(known, data, options, limits)
     state, news = extend(state, data, limits)
-    state, surprise = _judge(state, known, news, options, limits)
+    state, surprise = _judge(state, known, news, options)
     num_new = data.y.size(-1)
     state, taught = _learn(state, known, options, limits, num_new)
     state, lost, status = _compress(state, options, limits, taught, num_new)
@@ -139,6 +141,8 @@ def _recalled(
     power = options.power
     if power != 1:
         state = discounted(state, power)
+    if options.forget == 1 and state.rate is not None:  # every datum at its word
+        state = state._replace(rate=None, predictor=None)
     try:
         with breakdowns():
             state = fitted(state, limits)
@@ -189,50 +193,61 @@ def extend(state: State, new: Data, limits: Limits) -> tuple[State, News]:
     time = torch.arange(num_new, dtype=new.y.dtype, device=new.y.device)
     time, zero = time + state.counts.arrived, torch.zeros_like(new.y)
     new, sites = new._replace(time=time), None
-    if old is None:  # it broke down
-        return appended(state, new, None, zero), News(zero, zero > 0, num_new)
+    nothing = News(zero, zero, zero, zero > 0, zero)
+    if old is None or not num_new:  # it broke down, or there is nothing to predict
+        return appended(state, new, state.sites if old else None, zero), nothing
     seen: Data | None = new
-    if state.sites is not None and num_new:
+    if state.sites is not None:
         sites, seen = _sites_of(state, new, limits), None
         if sites is None:
             sites = sites_ahead(state.prior, old, new, no_rows(state), state.jitter)
             seen = new._replace(y=sites.target, noise=sites.noise)
             sites = joined_sites(state.sites, sites)
     border, root = None, None
-    news, error = News(zero, zero > 0, num_new), zero
-    if seen is not None and 0 < num_new <= limits.memory_size:
+    if seen is not None and num_new <= limits.memory_size:
         root = _root(seen, state, limits)
         target = seen.y if root is None else root * seen.y
         border = old.border(seen.x, target, root, time)
-        error, log_scale = border.e, -border.L_inv.diagonal(dim1=-2, dim2=-1).log()
-        prior = old.form.variances(old.with_time(seen.x, time))
-        if root is not None:
-            log_scale = log_scale - root.clamp_min(TINY).log()
-            prior = prior * root.square()
-        left = prior - border.V.square().sum(-2)
-        is_known = left < change.KNOWN * prior.maximum(old.s.unsqueeze(-1))
-        news = News(
-            log_scale.expand(new.y.shape), is_known.expand(new.y.shape), num_new
-        )
-    elif seen is not None and num_new:
-        mean, variance = old.moments(new.x)
-        scale = (variance + _noise(new, state, limits)).sqrt()
-        error = ((new.y - mean) / scale).expand(new.y.shape)
-        if new.seen is not None:
-            error = error.where(new.seen, 0)
-        prior = old.form.variances(old.with_time(new.x))
-        least = change.KNOWN * prior.maximum(_noise(new, state, limits))
-        news = News(scale.log().expand(new.y.shape), variance < least, num_new)
-    if old.young is not None and seen is not None and num_new:
-        odds, error, scale = young.one_ahead(old, seen, state.num_data)
-        state = state._replace(odds=odds)
-        news = news._replace(log_scale=scale.log())
-    state = appended(state, new, sites if num_new else state.sites, error)
+    if state.sites is None:
+        state, news = _news(old, new, border, root, state, limits)
+    else:
+        news = change.news_of_sites(old, new)
+    state = appended(state, new, sites, news.error)
     if border is not None and seen is not None and limits.team is None:
         predictor = old.extended(seen.x, target, root, border, time)
         predictor.now = new.y.new_tensor(state.counts.arrived)
         state = state._replace(predictor=predictor)
     return state, news
+
+
+def _news(
+    old: Predictor,
+    new: Data,
+    border: Border | None,
+    root: Tensor | None,
+    state: State,
+    limits: Limits,
+) -> tuple[State, News]:
+    """How Gaussian data were predicted: each given those before it, if they fit."""
+    s, k = _noise(new, state, limits), old.form.variances(old.with_time(new.x))
+    if border is not None:
+        e, scale = border.e, border.L_inv.diagonal(dim1=-2, dim2=-1).reciprocal()
+        known = border.V.square().sum(-2)
+        if root is not None:
+            least = root.clamp_min(TINY)
+            scale, known = scale / least, known / least.square()
+        left = k - known
+    else:
+        mean, left = old.moments(new.x)
+        scale = (left + s).sqrt()
+        e = (new.y - mean) / scale
+    if old.young is not None:
+        odds, e, scale = young.one_ahead(old, new, state.num_data)
+        state = state._replace(odds=odds)
+    e = e.expand(new.y.shape)
+    if new.seen is not None:
+        e = e.where(new.seen, 0)
+    return state, change.news_of(e, scale, left, k, s, new.y - old.mean(new.x))
 
 
 def _noise(new: Data, state: State, limits: Limits) -> Tensor:
@@ -281,19 +296,15 @@ def _judge(
     known: Known,
     news: News,
     options: UpdateOptions,
-    limits: Limits,
 ) -> tuple[State, Tensor]:
     """The state with new alarms, and the surprise of the new data."""
-    nothing = torch.zeros_like(state.sunk)
-    if not news.num_new or state.sites is not None or is_first(state):
-        return state, nothing
-    if not options.watches:
-        first = state.num_raw - news.num_new
-        seen = state.data.narrow(first, news.num_new).seen
-        return state, average(0.5 * (state.error[..., first:].square() - 1), seen)
-    judged = change.judge(state, known, news, limits)
-    state = state._replace(alarm=judged.alarm, alarmed=judged.alarmed)
-    return state, judged.surprise
+    num_new = news.surprise.size(-1)
+    if not num_new or is_first(state):
+        return state, torch.zeros_like(state.sunk)
+    seen = state.data.narrow(state.num_raw - num_new, num_new).seen
+    if options.watches:
+        state = change.judge(state, known, news)
+    return state, average(news.surprise, seen)
 
 
 # -- learn ----------------------------------------------------------------------------
@@ -326,7 +337,7 @@ def _learn(
         return state.counted(started_at=count), Taught(fit, nowhere)
     if options.postpones:
         return state, Taught(None, nowhere)
-    if options.forgets_by_evidence and state.sites is None:
+    if options.watches:
         newest = num_new or min(int(state.counts.since_learning), state.num_raw)
         alarmed = change.is_alarmed(state, options, newest)
         if bool(alarmed.any()):
@@ -348,9 +359,9 @@ def _learn(
         steps = options.budget // (2 if is_fresh_due(state, options) else 1)
         options = replace(options, num_steps=min(max(steps, 1), options.num_steps))
     fit = learn(state, known, options, limits)
-    if options.leaves_out and state.sites is None:
+    if options.leaves_out:
         state, fit = change.leave_out(state, fit, known, options, limits)
-    if options.forgets_by_evidence and state.sites is None:
+    if options.forgets_by_evidence:
         fit = with_rate(fit, state, known, options, limits)
     state = adopt(state, fit)
     if fit.ascended.converged or options.budget is None:  # else it goes on
