@@ -55,15 +55,11 @@ class PosteriorSummary:
     @property
     def mean(self) -> Tensor:
         """Mean of q, ``(*batch, m)``, in the dtype of the algebra."""
-        if self.is_empty:
-            return self._core.memory.error
         return self._moments()[0]
 
     @property
     def covariance(self) -> Tensor:
         """Covariance of q, ``(*batch, m, m)``, in the dtype of the algebra."""
-        if self.is_empty:
-            return self._core.memory.U
         return self._moments()[1]
 
     def _moments(self) -> tuple[Tensor, Tensor]:
