@@ -124,7 +124,7 @@ def test_steps_are_those_of_adam_with_cosine_annealing():
         def __init__(self):
             self.eta = torch.tensor([3.0, -2.0, 0.5], requires_grad=True)
             self.floor = torch.tensor(-math.inf)
-            self.path = []
+            self.best, self.path = [], []
 
         def loss(self, needs_gradient=True):
             self.eta.grad = None
@@ -132,9 +132,6 @@ def test_steps_are_those_of_adam_with_cosine_annealing():
 
         def report(self):
             self.path.append(self.eta.detach().clone())
-
-        def new_window(self):
-            pass
 
         def plateau(self):
             return False

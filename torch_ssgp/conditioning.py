@@ -87,9 +87,9 @@ def condition(
         model.memory.replace(**state.buffers(limits.shared_noise))
     # A mixture over hyperparameters sees the new data as well, with their graph.
     state = state._replace(data=before.data.joined(data), predictor=grown)
-    predictor = fitted(state, limits).predictor
-    assert predictor is not None
-    model.keep(predictor)
+    blended = fitted(state, limits).predictor
+    assert blended is not None
+    model.keep(blended)
     return model
 
 

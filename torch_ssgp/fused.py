@@ -55,7 +55,7 @@ def evidence(
     n: Tensor,
     sums: Sums | None = None,
 ) -> Tensor:
-    """Lower bound of the log evidence of a regression on ``b``.
+    """Lower bound ``(*batch,)`` of the log evidence of a regression on ``b``.
 
     Args:
         K_bb: ``(*batch, m, m)``, prior covariance of inducing values.
@@ -64,52 +64,26 @@ def evidence(
         t: ``(*batch,)``, prior variance of the rows and residual carried over.
         s: ``(*batch,)``, noise scale of the rows.
         n: ``()``, number of data behind the rows.
-        sums: Adds products up over all rows, where ``K_br``, ``r`` and ``t`` have only
-            some of them.
-
-    Returns:
-        ``(*batch,)``.
+        sums: Adds up over rows that other processes have; ``None`` if all are here.
     """
     return _Evidence.apply(K_bb, K_br, r, t, s, n, sums)
 
 
 class Saved(NamedTuple):
-    r"""What the gradient needs of the value: letters as at the top of this file.
-
-    Attributes:
-        L: ``(*batch, m, m)``.
-        rows: ``(*batch, m + 1, rows)``, ``A`` with ``r`` below it.
-        D: ``(*batch, m, m)``.
-        L_D: ``(*batch, m, m)``, its Cholesky factor.
-        gamma: ``(*batch, m, 1)``.
-        s: ``(*batch,)``.
-        n: ``()`` or ``(*batch,)``.
-        misfit: ``(*batch,)``, :math:`\|r\|^2 + t - \|A\|^2`.
-        c2: ``(*batch,)``, :math:`\|c\|^2`.
-    """
+    r"""What the gradient needs of the value: letters as at the top of this file."""
 
     L: Tensor
-    rows: Tensor
+    rows: Tensor  # (*batch, m + 1, rows): A with r below it
     D: Tensor
-    L_D: Tensor
-    gamma: Tensor
+    L_D: Tensor  # its Cholesky factor
+    gamma: Tensor  # (*batch, m, 1)
     s: Tensor
     n: Tensor
-    misfit: Tensor
-    c2: Tensor
+    misfit: Tensor  # ‖r‖² + t - ‖A‖²
+    c2: Tensor  # ‖c‖²
 
 
-class Gradient(NamedTuple):
-    """Derivatives in the arguments of :func:`evidence`, of the same shapes."""
-
-    K_bb: Tensor
-    K_br: Tensor
-    r: Tensor
-    t: Tensor
-    s: Tensor
-
-
-def value(
+def _value(
     K_bb: Tensor,
     K_br: Tensor,
     r: Tensor,
@@ -141,8 +115,8 @@ def value(
     return bound, Saved(L, rows, D, L_D, gamma, s, n, misfit, c2)
 
 
-def gradient(saved: Saved, grad: Tensor) -> Gradient:
-    """Derivatives of the bound, times ``grad`` ``(*batch,)``."""
+def _gradient(saved: Saved, grad: Tensor) -> tuple[Tensor, ...]:
+    """Derivatives in ``K_bb``, ``K_br``, ``r``, ``t``, ``s``, times ``grad``."""
     L, rows, D, L_D, gamma, s, n, misfit, c2 = saved
     m, weight = L.size(-1), grad / s
     D_inv = torch.cholesky_inverse(L_D)
@@ -164,12 +138,12 @@ def gradient(saved: Saved, grad: Tensor) -> Gradient:
         - squared_norm(gamma, -2).squeeze(-1)
     )
     dr = gamma.mT @ rows[..., :m, :] - rows[..., m:, :]
-    return Gradient(
-        K_bb=dK_bb.mul_(-0.5 * grad[..., None, None]),
-        K_br=(W * weight[..., None, None]) @ rows,
-        r=weight.unsqueeze(-1) * dr.squeeze(-2),
-        t=-0.5 * weight,
-        s=0.5 * weight * inner,
+    return (
+        dK_bb.mul_(-0.5 * grad[..., None, None]),
+        (W * weight[..., None, None]) @ rows,
+        weight.unsqueeze(-1) * dr.squeeze(-2),
+        -0.5 * weight,
+        0.5 * weight * inner,
     )
 
 
@@ -185,14 +159,14 @@ class _Evidence(torch.autograd.Function):
         n: Tensor,
         sums: Sums | None,
     ) -> Tensor:
-        bound, saved = value(K_bb, K_br, r, t, s, n, sums)
+        bound, saved = _value(K_bb, K_br, r, t, s, n, sums)
         ctx.save_for_backward(*saved)
         return bound
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return *gradient(Saved(*ctx.saved_tensors), grad), None, None
+        return *_gradient(Saved(*ctx.saved_tensors), grad), None, None
 
 
 def products(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -66,10 +67,11 @@ class Ascent:
         self,
         objective: Objective,
         variables: list[Coordinate],
-        callback: Callback | None = None,
+        callbacks: Sequence[Callback | None] = (),
         trust_region: float | None = None,
     ) -> None:
-        self.objective, self.variables, self.callback = objective, variables, callback
+        self.objective, self.variables = objective, variables
+        self.callbacks = [each for each in callbacks if each is not None]
         self.num_data = max(float(objective.num_data.max()), 1.0)
         self.trust_region = trust_region
         self.tied = [  # variables with a logarithm, and where it was
@@ -84,14 +86,9 @@ class Ascent:
         self.batch = batch if independent else torch.Size()
         self.eta = self._joined([v.eta for v in variables]).requires_grad_()
         self.best_eta = self.eta.detach().clone()
-        self.floor = self._joined(
-            [
-                torch.full_like(v.eta, -torch.inf)
-                if v.floor is None
-                else v.floor.expand(v.eta.shape)
-                for v in variables
-            ]
-        )
+        floors = [-torch.inf if v.floor is None else v.floor for v in variables]
+        pairs = zip(variables, floors, strict=True)
+        self.floor = self._joined([torch.zeros_like(v.eta) + low for v, low in pairs])
         self.index = {id(v.parameter): i for i, v in enumerate(variables)}
         self.reads = objective.is_readable
         # What the objective itself holds, such as inducing points, is no module's.
@@ -188,11 +185,11 @@ class Ascent:
         """Report the bound after a step."""
         bound = self.bound.detach()
         self.trace.append(bound)
-        if self.callback is not None:
-            try:
-                self.callback(len(self.trace), bound)
-            except Breakdown as error:  # of another model, not of this loop
-                raise FactorizationError(str(error)) from error
+        try:
+            for callback in self.callbacks:
+                callback(len(self.trace), bound)
+        except Breakdown as error:  # of another model, not of this loop
+            raise FactorizationError(str(error)) from error
 
     @torch.no_grad()
     def restore_best(self) -> None:
@@ -212,19 +209,14 @@ class Ascent:
             stop = stop | (gain < self.tolerance).all()
         return bool(stop)
 
-    def new_window(self) -> None:
-        """Start looking for a plateau again."""
-        self.window = len(self.best)
-
     def is_below_its_best(self) -> bool:
         """Whether steps that are too long cause the plateau, not convergence."""
         finite = torch.isfinite(self.last).all()
         return bool(finite & (self.best[-1] - self.last > self.tolerance).any())
 
-    @torch.no_grad()
     def go_back(self) -> None:
         """Return the optimiser to the best point."""
-        self.eta.copy_(self.best_eta)
+        self.eta.data.copy_(self.best_eta)
 
     @property
     def tolerance(self) -> float:
@@ -237,17 +229,14 @@ class Ascent:
 
 
 def maximize(
-    objective: Objective, options: UpdateOptions, learn_hyperparameters: bool
+    objective: Objective,
+    options: UpdateOptions,
+    learn_hyperparameters: bool,
+    curvature: Tensor | None = None,
 ) -> Ascended:
     """Maximise the objective in place and leave it at the best point met.
 
-    Args:
-        objective: What an update maximises.
-        options: Budget, optimiser, learning rate, trust region, what to report to.
-        learn_hyperparameters: Whether hyperparameters move in this update.
-
-    Returns:
-        Trace of the bound, steps taken and whether they ended on a plateau.
+    With the ``curvature`` of a maximum that is near, quasi-Newton steps begin at once.
     """
     num_steps, name = options.num_steps, options.optimizer
     nothing = objective.data.y.new_empty(0, *objective.batch_shape)
@@ -258,11 +247,15 @@ def maximize(
     if not variables:
         return Ascended(nothing, 0, True)
     bar = progress_bar("update", num_steps) if options.progress else None
-    callback = _chain(options.callback, bar)
-    ascent = Ascent(objective, variables, callback, options.trust_region)
+    callbacks = [options.callback, bar and (lambda *_: bar.update())]
+    ascent = Ascent(objective, variables, callbacks, options.trust_region)
     run = {"adam": _adam_and_newton, "lbfgs": _lbfgs}[name]
+    shape = ascent.eta.shape
     try:
-        converged = run(ascent, num_steps, options.lr or LEARNING_RATES[name])
+        if curvature is not None and curvature.shape == (*shape, shape[-1]):
+            converged = _newton(ascent, num_steps, curvature)
+        else:
+            converged = run(ascent, num_steps, options.lr or LEARNING_RATES[name])
         good = ascent.is_finite() and bool(torch.isfinite(ascent.last).all())
     except Breakdown:
         converged = good = False
@@ -281,12 +274,8 @@ def maximize(
 def promise(objective: Objective, curvature: Tensor) -> float:
     r"""Nats that a Newton step would win: :math:`\tfrac12 g^\top H^{-1} g`.
 
-    Args:
-        objective: What an update maximises, where it is.
-        curvature: ``(*batch, k, k)``, :math:`H^{-1}`, as learning met it last.
-
-    Returns:
-        The most that any stream would win; infinity if that cannot be told.
+    With the ``curvature`` :math:`H^{-1}` that learning met last; the most that any
+    stream would win, infinity if that cannot be told.
     """
     variables = coordinates(objective, True, False)
     ascent = Ascent(objective, variables)
@@ -314,7 +303,7 @@ def _adam_and_newton(ascent: Ascent, num_steps: int, lr: float) -> bool:
 
 
 @torch.no_grad()
-def _newton(ascent: Ascent, num_steps: int) -> bool:
+def _newton(ascent: Ascent, num_steps: int, H: Tensor | None = None) -> bool:
     r"""BFGS with a dense inverse Hessian for each stream, backtracking one by one.
 
     With the step :math:`s` and the change of the gradient :math:`y`,
@@ -332,8 +321,9 @@ def _newton(ascent: Ascent, num_steps: int) -> bool:
     g = torch.where(stuck.unsqueeze(-1), 0, g)
     # The first step is one tenth in units of the variables, or a Newton step of one.
     size = g.abs().amax(-1).clamp_min(1.0)
-    H = eye * (FIRST_STEP / size)[..., None, None]
-    length, is_first = torch.where(stuck, 0.0, 1.0).to(value), ~stuck
+    num_before, is_first = (k, ~stuck) if H is None else (0, stuck & False)
+    H = eye * (FIRST_STEP / size)[..., None, None] if H is None else H
+    length = torch.where(stuck, 0.0, 1.0).to(value)
     step, converged, won = 0, bool(stuck.all()), torch.full_like(value, math.inf)
     while step < num_steps and not converged:
         step += 1
@@ -341,7 +331,7 @@ def _newton(ascent: Ascent, num_steps: int) -> bool:
         gain = -(g * p).sum(-1) / 2
         if step % CHECK_EVERY == 0:
             done = length < SHORTEST
-            if step > k:
+            if step > num_before:
                 small = gain < ENOUGH * ascent.tolerance
                 done = done | (small & (won < ascent.tolerance))
             if bool(done.all()):
@@ -388,7 +378,7 @@ def _adam(ascent: Ascent, num_steps: int, lr: float) -> bool:
     step = 0
     for rate in (lr, *(lr * factor for factor in SHORTER)):
         optimizer, first, length = Adam(ascent.eta), step, num_steps - step
-        ascent.new_window()
+        ascent.window = len(ascent.best)
         ascent.loss()
         while step < num_steps:
             # Cosine annealing, down to a tenth of the rate.
@@ -475,18 +465,6 @@ def _lbfgs(ascent: Ascent, num_steps: int, lr: float) -> bool:
             return True
         ascent.go_back()
     return False
-
-
-def _chain(callback: Callback | None, bar: Any) -> Callback | None:
-    if bar is None:
-        return callback
-
-    def both(step: int, bound: Tensor) -> None:
-        bar.update()
-        if callback is not None:
-            callback(step, bound)
-
-    return both
 
 
 def progress_bar(what: str, total: int | None = None, over: Any = None) -> Any:

@@ -50,16 +50,10 @@ def initialize_from_data(
     y: Tensor,
     seen: Tensor | None = None,
 ) -> None:
-    """Set scale, lengthscales, noise and constant mean from the first batch.
+    """Set scale, lengthscales, noise and constant mean, in place.
 
-    Args:
-        mean: Prior mean, changed in place.
-        kernel: Prior covariance, changed in place.
-        likelihood: Likelihood, changed in place.
-        x: ``(*batch, n, d)``.
-        y: ``(*batch, n)``.
-        seen: ``(*batch, n)`` or ``(n,)``, which of them count; ``None`` for all.
-            Streams without data start from the average of the others.
+    From data ``(*batch, n, d)`` and ``(*batch, n)``, those ``seen``. Streams without
+    data start from the average of the others.
     """
     if y.size(-1) > SUBSET:
         keep = evenly(x, SUBSET)
@@ -128,12 +122,7 @@ def lengths_of(kernel: Kernel, x: Tensor) -> list[Length]:
 
 
 def set_constants(mean: Mean, level: Tensor) -> None:
-    """Set the constants of a mean that the user has not set.
-
-    Args:
-        mean: Prior mean, changed in place.
-        level: ``(*batch,)``, their new value.
-    """
+    """Set constants that the user has not set to ``level`` ``(*batch,)``."""
     for module in mean.modules():
         if (
             isinstance(module, ConstantMean)
@@ -166,13 +155,8 @@ def search(
 ) -> None:
     """Take the pair of lengthscale and noise with the largest score, per stream.
 
-    Args:
-        lengths: What is set to the same fraction of the extent of the inputs.
-        noise: What is set to a fraction of the variance of the targets.
-        fractions: Fractions of the extent to try.
-        levels: Fractions of the variance to try.
-        score: ``(*batch,)``, how good the present values are.
-        seen: ``(*batch, n)``, which data count; streams without any follow the rest.
+    ``fractions`` of the extent of the inputs and ``levels``, fractions of the variance
+    of the targets, are tried; streams of which nothing was ``seen`` follow the rest.
     """
     fractions = fractions if lengths else (1.0,)
     levels = levels if noise is not None else (1.0,)
@@ -203,12 +187,7 @@ def _best(scores: list[Tensor], seen: Tensor | None) -> Tensor:
 
 
 def average(values: Tensor, seen: Tensor | None) -> Tensor:
-    """Mean ``(*batch,)`` of those that count; zero where none does.
-
-    Args:
-        values: ``(*batch, n)``.
-        seen: ``(*batch, n)`` or ``(n,)``, which count; ``None`` for all.
-    """
+    """Mean ``(*batch,)`` of those ``seen``; zero where none is."""
     if seen is None:
         return values.mean(-1)
     return values.where(seen, 0).sum(-1) / seen.sum(-1).clamp_min(1)
@@ -261,11 +240,8 @@ def length_name(module: nn.Module) -> str | None:
 def input_spread(kernel: Kernel, name: str, x: Tensor, nothing: float = 1.0) -> Tensor:
     """Extent of the inputs a kernel sees, ``(*batch, 1, d or 1)``.
 
-    Args:
-        kernel: A kernel with inputs.
-        name: The hyperparameter in their units.
-        x: ``(*batch, n, d)``.
-        nothing: What to take where all inputs are at one place.
+    It is in the form of the hyperparameter ``name``, and ``nothing`` where all inputs
+    are at one place.
     """
     if kernel.active_dims is not None:
         x = x[..., kernel.active_dims]

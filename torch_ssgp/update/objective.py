@@ -14,11 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import (
-    FixedNoiseGaussianLikelihood,
-    GaussianLikelihood,
-    Likelihood,
-)
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor, nn
 
@@ -31,6 +27,7 @@ from torch_ssgp.kernels import Drifting, Form, Values, read
 from torch_ssgp.memory import Data, GaussianData, Rows
 from torch_ssgp.modules import (
     Opaque,
+    form_of,
     observation_noise,
     prior_blocks,
     same_variables,
@@ -84,22 +81,18 @@ class Evaluated(NamedTuple):
 def evaluate(
     prior: Prior, value: Values | None = None, rate: Tensor | None = None
 ) -> Evaluated:
-    """A prior at its present hyperparameters, or at others.
+    """A prior at its present hyperparameters, or at others where :func:`is_readable`.
 
-    Args:
-        prior: Mean, kernel and likelihood.
-        value: Hyperparameters by module and name; only where :func:`is_readable`.
-        rate: ``(*batch,)`` rate of drift; inputs then end with the time.
+    With a ``rate`` ``(*batch,)`` of drift inputs end with the time.
     """
-    form = read(prior.kernel) if value is None else read(prior.kernel, value)
-    form = form or Opaque(prior.kernel)
     mean: Callable[[Tensor], Tensor] = prior.mean
-    noise = getattr(prior.likelihood, "noise", None)
-    if value is not None:
-        mean, noise = (
-            _mean(prior.mean, value),
-            value(prior.likelihood.noise_covar, "noise"),
-        )
+    if value is None:
+        form: Form = form_of(prior.kernel)
+        noise = getattr(prior.likelihood, "noise", None)
+    else:
+        form = read(prior.kernel, value) or Opaque(prior.kernel)
+        mean = _mean(prior.mean, value)
+        noise = value(prior.likelihood.noise_covar, "noise")
     if rate is not None:
         form, plain = Drifting(form, rate), mean
 
@@ -136,18 +129,12 @@ def is_readable(prior: Prior) -> bool:
 class Objective(ABC):
     """What an update maximises, on working copies: the model is not touched.
 
-    Args:
-        prior: Working copies of mean, kernel and likelihood.
-        rows: What is compressed.
-        data: Raw data of the memory and new data.
-        shared_noise: Whether the rows have the noise of the likelihood.
-        alpha: Power of Power-EP.
-        jitter: Relative jitter.
-        rate: ``(*batch,)``, rate of drift; ``None`` for none.
-        sunk: ``(*batch,)``, nats that compressions have lost.
+    It knows compressed ``rows`` and raw ``data``, a ``rate`` ``(*batch,)`` of drift or
+    none, and the nats ``sunk`` ``(*batch,)`` that compressions have lost.
     """
 
     z: nn.Parameter | None = None
+    same: Tensor | None = None  # which points are which rows, see `same_variables`
     settled: bool = True  # what is not learned by gradients has converged
     round_length: int | None = None  # steps of L-BFGS for which the function stays
 
@@ -194,11 +181,7 @@ class Objective(ABC):
 
     @abstractmethod
     def initialize(self, grid: Grid | None = None) -> None:
-        """Initialise hyperparameters that nobody set, from data and past, in place.
-
-        Args:
-            grid: What a mixture may be over, see ``young.py``.
-        """
+        """Initialise hyperparameters that nobody set, in place; see ``young.py``."""
 
     @abstractmethod
     def noises(self, now: Evaluated) -> tuple[Tensor | None, Tensor]:
@@ -209,31 +192,15 @@ class Objective(ABC):
 
     @abstractmethod
     def bound(self, value: Values | None = None) -> Tensor:
-        """The evidence, or a bound of it, ``(*batch,)``.
-
-        Args:
-            value: As for :func:`evaluate`.
-        """
+        """The evidence, or a bound of it, ``(*batch,)``; see :func:`evaluate`."""
 
     @abstractmethod
     def as_gaussian(self) -> GaussianData:
         """The data as Gaussian observations, at the present hyperparameters."""
 
     def as_frozen(self, data: GaussianData) -> GaussianData:
-        """The same for data that are compressed now, and never seen again.
-
-        Args:
-            data: What :meth:`as_gaussian` returned.
-        """
+        """The same for data that are compressed now, and never seen again."""
         return data
-
-    @abstractmethod
-    def remembered_noise(self, data: GaussianData) -> Tensor:
-        """Noise with which raw data are remembered ``(*batch, n)``.
-
-        Args:
-            data: What :meth:`as_gaussian` returned.
-        """
 
     @abstractmethod
     def spread(self) -> Tensor:
@@ -297,10 +264,7 @@ class Objective(ABC):
     def start_at(self, z: Tensor | None, learn: bool = False) -> None:
         """Put inducing points at ``z`` ``(*batch, m, d)``; at ``None``, do without.
 
-        Args:
-            z: Inducing points, as the kernel sees them.
-            learn: Whether they will move; then none is a point of the memory or the
-                data, which stay.
+        Those that ``learn`` are no points of the memory or the data, which stay.
         """
         if z is None:
             self.z = None
@@ -308,24 +272,11 @@ class Objective(ABC):
         self.z = nn.Parameter(z.clone(), requires_grad=learn)
         self.same = None if learn else same_variables(z, self.x, self.z_a)
 
-    def blocks(
-        self, now: Evaluated, z: Tensor | None = None, to_the_last_digit: bool = False
-    ) -> PriorBlocks:
-        """Prior blocks at ``z``, or at the inducing points.
-
-        Args:
-            now: The prior.
-            z: ``(*batch, m, d)``, as the kernel sees them.
-            to_the_last_digit: Whether losses are to be known so well, for storing.
-        """
-        same = self.same
-        if z is None:
-            assert self.z is not None
-            z = self.z
-        else:
-            same = same_variables(z, self.x, self.z_a)
+    def blocks(self, now: Evaluated, to_the_last_digit: bool = False) -> PriorBlocks:
+        """Prior blocks at the inducing points; for storing, to the last digit."""
+        assert self.z is not None
         blocks = prior_blocks(
-            now.mean, now.form, z, self.x, self.z_a, self.jitter, same
+            now.mean, now.form, self.z, self.x, self.z_a, self.jitter, self.same
         )
         if to_the_last_digit:
             return blocks._replace(L_aa=fn.cholesky(blocks.K_aa))
@@ -339,15 +290,7 @@ class Objective(ABC):
         past: fn.PseudoObservations,
         weight: Tensor | None,
     ) -> tuple[Projection, Tensor]:
-        """Rows of the regression on the points of ``prior``, and their noise scale.
-
-        Args:
-            prior: Prior blocks.
-            data: The data, or some of them, as Gaussian observations.
-            now: The prior.
-            past: The rows of the past, or some of them.
-            weight: The weights of these data.
-        """
+        """Rows of data and past on the points of ``prior``, and their noise scale."""
         _, s = self.noises(now)
         past = past._replace(rho=past.rho + data.offset)
         rows = fn.project(prior, past, data.target, data.noise, s, self.alpha, weight)
@@ -384,10 +327,7 @@ class Objective(ABC):
             raise Breakdown("the bound is not finite before the first step")
 
     def raise_jitter(self) -> bool:
-        """Take the next larger jitter; ``False`` if there is none.
-
-        What was found with the smaller one is dropped.
-        """
+        """Take the next larger jitter; ``False`` if there is none."""
         larger = [jitter for jitter in JITTERS if jitter > self.jitter]
         self.jitter = larger[0] if larger else self.jitter
         return bool(larger)
@@ -467,17 +407,6 @@ class GaussianObjective(Objective):
         noise, _ = self.noises(now)
         return GaussianData(self.data.y, noise, torch.zeros_like(self.past.rho))
 
-    def remembered_noise(self, data: GaussianData) -> Tensor:
-        """Zero where it follows the likelihood; else what is known, or was learned."""
-        if data.noise is None:
-            return torch.zeros_like(data.target)
-        known = self.data.noise
-        if known is None or not isinstance(
-            self.likelihood, FixedNoiseGaussianLikelihood
-        ):
-            return data.noise
-        return known.expand(data.target.shape)
-
     def bound(self, value: Values | None = None) -> Tensor:
         """The evidence of all rows, or its bound at the inducing points."""
         now = self.evaluate(value)
@@ -520,14 +449,9 @@ class GaussianObjective(Objective):
 
 
 def known_values(z: Tensor, past: fn.PseudoObservations) -> tuple[Tensor, Tensor]:
-    """Points that pseudo-observations say much about, and the values they say.
+    """Points that pseudo-observations at ``z`` say much about, and what they say.
 
-    Args:
-        z: ``(*batch, m, d)``.
-        past: Pseudo-observations at ``z``.
-
-    Returns:
-        ``(*batch, k, d)`` and ``(*batch, k)``; all streams have the same number.
+    They are ``(*batch, k, d)`` and ``(*batch, k)``: all streams have as many.
     """
     batch = torch.broadcast_shapes(z.shape[:-2], past.g.shape[:-1])
     z = z.expand(*batch, *z.shape[-2:])

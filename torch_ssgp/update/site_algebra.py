@@ -95,15 +95,7 @@ class Marginals(NamedTuple):
 
 
 def basis(prior: PriorBlocks, past: PseudoObservations) -> Basis:
-    """Whiten the prior at ``Z_b``.
-
-    Args:
-        prior: Prior blocks at ``Z_b``, the new data and ``Z_a``.
-        past: Pseudo-observations at ``Z_a`` in site form.
-
-    Returns:
-        The coordinates of data and past.
-    """
+    """The coordinates of data and past, which is in site form."""
     white = fn.whiten(prior, past)
     return Basis(
         A_f=white.A_f,
@@ -126,13 +118,6 @@ def marginals(basis: Basis, sites: Sites) -> Marginals:
             + \|r_a - G^\top \mu\|^2 + rest].
 
     Nothing is divided by a precision, so sites may be uninformative.
-
-    Args:
-        basis: Coordinates of data and past.
-        sites: Sites of the data.
-
-    Returns:
-        Means, variances and cost of q.
     """
     A_f, G = fn.broadcast_matrices(basis.A_f, basis.G)
     eye = torch.eye(A_f.size(-2), dtype=A_f.dtype, device=A_f.device)
@@ -160,13 +145,7 @@ def marginals(basis: Basis, sites: Sites) -> Marginals:
 
 
 class EStep(NamedTuple):
-    r"""Sites, their bound, and where the natural gradient points.
-
-    Attributes:
-        sites: The sites.
-        bound: ``(*batch,)``, their bound.
-        goal: Where a step of size one would go.
-    """
+    """Sites, their bound ``(*batch,)``, and where the natural gradient points."""
 
     sites: Sites
     bound: Tensor
@@ -178,14 +157,8 @@ def natural_gradient(
 ) -> Sites:
     """Where a natural-gradient step of size one would put the sites.
 
-    Args:
-        basis: Coordinates of data and past.
-        q: Marginals, as part of a graph.
-        log_prob: ``(*batch, n)``, expected log-likelihood, a function of ``q``.
-        seen: ``(*batch, n)`` or ``(n,)``, which data count; ``None`` for all.
-
-    Returns:
-        The sites, with precisions above zero for data that count.
+    The expected log-likelihood ``log_prob`` ``(*batch, n)`` is a function of ``q``.
+    Data that count, those ``seen``, get precisions above zero.
     """
     slope, curve = torch.autograd.grad(
         log_prob.sum(), (q.mean, q.variance), retain_graph=True

@@ -39,11 +39,7 @@ NEWTON_STEPS = 30
 @breakdowns()
 @torch.no_grad()
 def initialize_sites(objective: SiteObjective) -> None:
-    """Set constant mean, scale, lengthscales and noise from the first batch.
-
-    Args:
-        objective: The bound of the first update; its modules are changed in place.
-    """
+    """Set constant mean, scale, lengthscales and noise of its modules, in place."""
     x, y, seen = objective.data.x, objective.data.y, objective.data.seen
     if y.size(-1) > SUBSET:
         keep = evenly(x, SUBSET)

@@ -112,11 +112,6 @@ class SiteObjective(Objective):
         """Coordinates of data and past at the present hyperparameters and points."""
         return basis(self.blocks(self.evaluate()), self.past)
 
-    def remembered_noise(self, data: GaussianData) -> Tensor:
-        """That of the sites."""
-        assert data.noise is not None
-        return data.noise
-
     def noises(self, now: Evaluated) -> tuple[Tensor, Tensor]:
         """Noise of the sites of data of weight one ``(*batch, n)``; scale one."""
         if self.sites is None:
@@ -147,14 +142,9 @@ class SiteObjective(Objective):
 
     @torch.no_grad()
     def guess_sites(self, num_points: int = 50, num_iterations: int = 10) -> Tensor:
-        """Sites from a few E-steps with provisional inducing points.
+        """Sites from a few E-steps with provisional inducing points, and their bound.
 
-        Args:
-            num_points: New inputs that join the old inducing points.
-            num_iterations: Number of E-steps.
-
-        Returns:
-            Their bound, ``(*batch,)``.
+        Points are the old inducing points and ``num_points`` of the new inputs.
         """
         x = self.x
         keep = evenly(x, min(num_points, x.size(-2)))
@@ -228,16 +218,9 @@ class SiteObjective(Objective):
         max_iterations: int = MAX_ITERATIONS,
         tolerance: float = TOLERANCE,
     ) -> Tensor:
-        """E-steps with everything else fixed, until the sites stay.
+        """E-steps until the natural gradient is below ``tolerance``.
 
-        Args:
-            basis: Coordinates of data and past.
-            max_iterations: Most E-steps.
-            tolerance: Largest natural gradient, in units of the prior, at which sites
-                count as settled.
-
-        Returns:
-            The bound along the way, ``(iterations + 1, *batch)``.
+        Returns the bound along the way, ``(iterations + 1, *batch)``.
         """
         now = self.first_step(basis)
         trace = [now.bound]
@@ -264,13 +247,6 @@ class SiteObjective(Objective):
         over a move :math:`d_i` back towards the prior mean, by at most
         ``SECANT_LENGTH`` standard deviations of q. Slopes at :math:`m_i` stay, hence
         so does the mean of q.
-
-        Args:
-            basis: Coordinates of data and past.
-            sites: Settled sites.
-
-        Returns:
-            Sites of the same slopes, with larger precisions where they would fade.
         """
         q = marginals(basis, sites)
         back = basis.m_f - q.mean
@@ -329,12 +305,7 @@ class SiteObjective(Objective):
 
     @torch.no_grad()
     def given(self, mean: Tensor, covariance: Tensor) -> GaussianData:
-        """Sites of data whose function values are known from elsewhere.
-
-        Args:
-            mean: ``(*batch, n)``, what is predicted of these.
-            covariance: ``(*batch, n, n)``, likewise.
-        """
+        """Sites of data of whose function values mean and covariance are known."""
         k_f = covariance.diagonal(dim1=-2, dim2=-1)
         L = fn.cholesky(covariance + torch.diag_embed(self.jitter * k_f))
         nothing, zero = mean[..., :0], torch.zeros_like(mean[..., 0])
@@ -409,15 +380,7 @@ class SiteObjective(Objective):
 def sites_ahead(
     prior: Prior, predictor: Predictor, new: Data, nothing: Rows, jitter: float
 ) -> GaussianData:
-    """Sites of new data, given what the rows so far predict of them.
-
-    Args:
-        prior: Modules that do not learn.
-        predictor: The factor of the rows so far.
-        new: New data.
-        nothing: No rows, in the shape of the streams.
-        jitter: Relative jitter.
-    """
+    """Sites of new data, given what the rows so far predict of them."""
     latent = predictor(new.x)
     objective = SiteObjective(
         prior, nothing, new, shared_noise=False, alpha=0.0, jitter=jitter

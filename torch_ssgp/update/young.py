@@ -88,12 +88,9 @@ class Grid(NamedTuple):
 def grid_of(prior: Any, start: list[Tensor]) -> Grid | None:
     """What may be integrated out; ``None`` if the user said anything about it.
 
-    That is so where a scale, a noise or a lengthscale is frozen, was set or has a
-    prior, where there is no scale, or where the class of the kernel is not known here.
-
-    Args:
-        prior: Mean, kernel and likelihood, as the user has them.
-        start: What their parameters were before the first update.
+    That is so where a scale, a noise or a lengthscale is frozen, was set before the
+    ``start`` or has a prior, where there is no scale, or where the class of the kernel
+    is not known here.
     """
     mean, kernel, likelihood = prior
     if type(likelihood) is not GaussianLikelihood or not _is_scaled(kernel):
@@ -121,11 +118,7 @@ def grid_of(prior: Any, start: list[Tensor]) -> Grid | None:
 
 
 def any_function(num_dims: int) -> tuple[Kernel, Grid]:
-    """A kernel for data of which nothing is known, and its grid.
-
-    Args:
-        num_dims: The number of inputs.
-    """
+    """A kernel for data of which nothing is known, and its grid."""
     kernel = ScaleKernel(MaternKernel(ard_num_dims=num_dims))
     names = frozenset(name for name, _ in kernel.named_parameters())
     return kernel, Grid(names, True, True)
@@ -159,13 +152,7 @@ class Cells(NamedTuple):
 
 
 def cells_of(kernel: Kernel, grid: Grid, x: Tensor) -> Cells:
-    """The grid in units of these inputs.
-
-    Args:
-        kernel: Prior covariance.
-        grid: What is free in it.
-        x: ``(*batch, n, d)``.
-    """
+    """The grid in units of these inputs ``(*batch, n, d)``."""
     pairs = x.new_tensor(list(itertools.product(LENGTHSCALES, RATIOS)))
     centres, widths = x.new_tensor(CENTRES), x.new_tensor(WIDTHS)
     log_prior = (-0.5 * ((pairs / centres).log() / widths).square()).sum(-1)
@@ -306,16 +293,9 @@ def mix(
     y: Tensor,
     weight: Tensor | None = None,
 ) -> Mixture:
-    """Data under every cell of the grid.
+    """Data ``(*batch, n, d)`` and ``(*batch, n)`` under every cell of the grid.
 
-    Args:
-        mean: Prior mean.
-        kernel: Prior covariance.
-        grid: What is free in them.
-        x: ``(*batch, n, d)``.
-        y: ``(*batch, n)``, their targets.
-        weight: ``(*batch, n)`` or ``(n,)``, powers of their likelihoods; ``None`` for
-            ones.
+    A ``weight`` ``(*batch, n)`` or ``(n,)`` is the power of their likelihoods.
     """
     cells = cells_of(kernel, grid, x)
     w = torch.ones_like(y) if weight is None else weight.expand(y.shape)
@@ -360,13 +340,7 @@ def pruned(mixture: Mixture) -> Mixture:
 
 @torch.no_grad()
 def set_best(prior: Any, grid: Grid, mixture: Mixture) -> None:
-    """Set hyperparameters to the cell with the largest weight, in place.
-
-    Args:
-        prior: Mean, kernel and likelihood, which may learn.
-        grid: What is free in them.
-        mixture: The data under every cell.
-    """
+    """Set hyperparameters to the cell with the largest weight, in place."""
     mean, kernel, likelihood = prior
     cells, best = mixture.cells, mixture.weights.argmax(0, keepdim=True)
     at = best.squeeze(0)
@@ -396,16 +370,9 @@ def set_best(prior: Any, grid: Grid, mixture: Mixture) -> None:
 def one_ahead(
     predictor: Predictor, new: Data, num_data: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What new data say of a young model, each ``(*batch, n)`` but the first.
+    """Log odds of learned hyperparameters after new data ``(*batch,)``.
 
-    Args:
-        predictor: That of the data so far, averaged with a mixture.
-        new: New data.
-        num_data: ``(*batch,)`` or ``()``, data so far.
-
-    Returns:
-        Log odds of learned hyperparameters ``(*batch,)``, standardised errors of the
-        new data one step ahead, and the scale of these.
+    With standardised errors of these one step ahead, and their scale ``(*batch, n)``.
     """
     assert predictor.young is not None
     mixture, odds = predictor.young
