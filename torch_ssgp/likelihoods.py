@@ -280,6 +280,7 @@ def expected_log_predictive(
         noise = torch.randn(_DRAWS, *mean.shape).to(mean)
         f = mean + variance.clamp_min(MIN_VARIANCE).sqrt() * noise
         drawn = likelihood.forward(f).sample()
+    mean, variance = mean.expand_as(drawn), variance.expand_as(drawn)
     return log_predictive(likelihood, drawn, mean, variance).mean(0)
 
 
