@@ -106,9 +106,8 @@ def merge(
     Args:
         models: The models to merge, at least one; some may be empty.
         base: The model that all of them continued from.
-        learn_hyperparameters: Whether to learn hyperparameters and inducing points from
-            the merged memory. Otherwise hyperparameters are those of the model with the
-            most data.
+        learn_hyperparameters: Whether to learn hyperparameters from the merged memory.
+            Otherwise they are those of the model with the most data.
         num_steps: Budget of gradient steps for it.
 
     Returns: A new model of the same class. With a ``base`` it is a branch of that base,
@@ -216,7 +215,7 @@ def _walk(
         joined = joined._replace(sites=objective.as_gaussian())
     result.memory.replace(**joined.buffers(shared_noise))
     learns = num_steps > 0
-    options = UpdateOptions(num_steps, learn_hyperparameters=learns, forget=1.0)
+    options = UpdateOptions(num_steps, learn_hyperparameters=learns, outliers=False)
     with torch.enable_grad():
         learned = walk.update(result.known(nothing), nothing, options, limits)
     if learned.status is not Status.OK:

@@ -93,7 +93,7 @@ def moves_on(objective: Objective, limits: Limits) -> bool:
         return True
     old, x = objective.rows.points, objective.data.x
     fits = x.size(-2) <= limits.memory_size > limits.num_inducing
-    if old.size(-2) == 0 or not fits:
+    if 0 in (old.size(-2), x.size(-2)) or not fits:
         return False
     for sign in (1, -1):
         step, last = sign * x.diff(dim=-2), (sign * old).amax(-2)

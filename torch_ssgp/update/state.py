@@ -249,14 +249,18 @@ def recall(known: Known, new: Data, limits: Limits) -> State:
         new: New data, for their dtype and batch dimensions.
         limits: The form of the rows.
     """
-    memory, y, batch = known.memory, new.y, new.y.shape[:-1]
-    frozen, num_dims = known.frozen, new.x.size(-1)
+    memory, y, batch, frozen = known.memory, new.y, new.y.shape[:-1], known.frozen
 
-    z, past, time = memory.compressed
+    def of_data(value: Tensor) -> Tensor:
+        return value.detach().to(y.dtype).expand(*batch, -1)
+
+    _, past, time = memory.compressed
+    z, x = _points_of(memory, new.x)
     assert time is not None
     past = PseudoObservations(*(t.detach().to(y.dtype) for t in past))
     noise, weight = (t.detach().to(y.dtype) for t in (memory.noise, memory.weight))
-    rate, odds = (t.to(y.dtype).expand(batch) for t in (memory.rate, memory.odds))
+    numbers = memory.rate, memory.odds, memory.sunk, memory.bound, memory.offset
+    rate, odds, sunk, bound, offset = (t.to(y.dtype).expand(batch) for t in numbers)
     facts = [memory.shared_noise, (weight == 1).all()]
     facts += [(odds < young.TRUSTED).any(), (rate > 0).any()]
     shared, is_whole, is_young, drifts = torch.stack(facts).tolist()  # a device waits
@@ -266,42 +270,30 @@ def recall(known: Known, new: Data, limits: Limits) -> State:
         scale = sigma2.squeeze(-1).expand(batch)
         past = fn.to_sites(past, scale)
         noise = torch.where(noise == 0, sigma2, noise)
-    if memory.is_empty:
-        z, x = (new.x[..., :0, :],) * 2
-    else:
-        z, x = (t.detach().to(y.dtype) for t in (z, memory.raw_x))
-        shape = (*new.x.shape[:-2], -1, num_dims)
-        z, x = z.expand(shape), x.expand(shape)
-    past = past._replace(g=past.g.expand(*batch, -1), rho=past.rho.expand(batch))
+    past = past._replace(g=of_data(past.g), rho=past.rho.expand(batch))
     data = Data(
         x,
-        memory.y.detach().to(y.dtype).expand(*batch, -1),
-        None if limits.shared_noise else noise.expand(*batch, -1),
+        of_data(memory.y),
+        None if limits.shared_noise else of_data(noise),
         None if is_whole else weight,
         memory.time[..., memory.time.size(-1) - memory.num_raw :].to(y.dtype),
     )
     sites = None
     if not likelihoods.is_gaussian(frozen.likelihood):
-        target, offset = memory.target.to(y.dtype), memory.offset.to(y.dtype)
-        sites = GaussianData(
-            target.expand(*batch, -1), noise.expand(*batch, -1), offset.expand(batch)
-        )
+        sites = GaussianData(of_data(memory.target), of_data(noise), offset)
         data = data._replace(noise=None)
-    grid = None
-    if limits.shared_noise and is_young:
-        grid = young.grid_of(known.prior, known.start)
-    sunk = memory.sunk.to(y.dtype).expand(batch)
+    is_young = is_young and limits.shared_noise
     return State(
         prior=frozen,
         rows=Rows(z, past, time.to(y.dtype)),
         data=data,
         sites=sites,
-        error=memory.error.to(y.dtype).expand(*batch, -1),
+        error=of_data(memory.error),
         sunk=sunk,
-        bound=memory.bound.to(y.dtype).expand(batch),
+        bound=bound,
         extremes=memory.extremes.to(y.dtype),
         odds=odds,
-        grid=grid,
+        grid=young.grid_of(known.prior, known.start) if is_young else None,
         rate=rate if drifts else None,
         alarm=memory.alarm.to(y.dtype),
         alarmed=memory.alarmed.to(y.dtype),
@@ -310,6 +302,15 @@ def recall(known: Known, new: Data, limits: Limits) -> State:
         jitter=limits.jitter,
         predictor=None if changes_form else known.predictor,
     )
+
+
+def _points_of(memory: Memory, like: Tensor) -> list[Tensor]:
+    """Points of the rows and of raw data, in the shape and dtype of other inputs."""
+    parts = like[..., :0, :], like[..., :0, :]
+    if not memory.is_empty:
+        parts = memory.compressed.points, memory.raw_x
+    shape = (*like.shape[:-2], -1, like.size(-1))
+    return [part.detach().to(like.dtype).expand(shape) for part in parts]
 
 
 def _base_of(memory: Memory, sunk: Tensor, scale: Tensor | None) -> Base | None:
