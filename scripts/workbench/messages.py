@@ -23,14 +23,13 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from torch_ssgp.distributed import DistributedStreamingGP
 from workbench.baselines import new_kernel
 from workbench.batch_bound import at_once
 from workbench.common import ROOT, bench_parser, positive
 from workbench.results import Row, Table, header, quiet
-from workbench.streams.stream import generator
+from workbench.streams import generator, with_noise
 
 NAMES = ("M", "N", "ranks")
 STEPS = 12  # of which the first and the last are not counted
@@ -46,47 +45,39 @@ class Case(NamedTuple):
 CASES = [Case(*each) for each in product((50, 100, 200), (500, 4_000, 16_000))]
 
 
-def draw(num: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Data of a smooth function with noise."""
-    gen = generator(seed)
-    x = torch.rand(num, 2, generator=gen, dtype=torch.float64)
-    noise = torch.randn(num, generator=gen, dtype=torch.float64)
-    return x, (6 * x).sin().sum(-1) + 0.1 * noise
-
-
 def measure(case: Case, rank: int, size: int) -> Row:
     """One update of a model that has been compressed: its steps, and what they sent."""
-    model = at_once(new_kernel(2), case.M)
-    x, y = draw(2 * case.M, 0)
-    z = x[: case.M]
-    model.update(x, y, num_steps=0, inducing_points=z)
-    x, y = draw(case.N, 1)
-    ticks: list[tuple[float, float, int, int]] = []
+    gen = generator(0)
+    x = torch.rand(2 * case.M + case.N, 2, generator=gen, dtype=torch.float64)
+    y = with_noise((6 * x).sin().sum(-1), 0.1, gen)
+    model, z, first = at_once(new_kernel(2), case.M), x[: case.M], 2 * case.M
+    model.update(x[:first], y[:first], num_steps=0, inducing_points=z)
     wrapped = DistributedStreamingGP(model, shard_above=1) if size > 1 else None
+    ticks: list[tuple[float, ...]] = []  # clock, processor, bytes, messages
 
-    def sent() -> tuple[int, int]:
-        return (
-            (wrapped.ranks.num_bytes, wrapped.ranks.num_messages) if wrapped else (0, 0)
-        )
+    def tick(*_: object) -> None:
+        sent = (0, 0)
+        if wrapped:
+            sent = (wrapped.ranks.num_bytes, wrapped.ranks.num_messages)
+        ticks.append((time.perf_counter(), time.process_time(), *sent))
 
-    def tick(step: int, bound: Tensor) -> None:
-        ticks.append((time.perf_counter(), time.process_time(), *sent()))
-
-    start, mine = sent(), slice(case.N * rank // size, case.N * (rank + 1) // size)
+    tick()
+    mine = slice(first + case.N * rank // size, first + case.N * (rank + 1) // size)
     options = {"learn_hyperparameters": True, "inducing_points": z, "callback": tick}
     update = wrapped.update if wrapped else model.update
     update(x[mine], y[mine], num_steps=STEPS, **options)
+    tick()
+    start, *inner, end = ticks
     clock, cpu = (
-        1e3 * statistics.median([b[k] - a[k] for a, b in pairwise(ticks[1:-1])])
+        1e3 * statistics.median([b[k] - a[k] for a, b in pairwise(inner[1:-1])])
         for k in (0, 1)
     )
     row: Row = {**case._asdict(), "ranks": size, "clock ms": clock, "ms": cpu}
     if wrapped:
         row["ms"] = max(wrapped.ranks.everyones(cpu))
-        per_step = [b - a for a, b in zip(ticks[1][2:], ticks[2][2:], strict=True)]
-        row |= {"bytes / step": per_step[0], "messages / step": per_step[1]}
-        rest = sent()[0] - start[0] - len(ticks) * per_step[0]
-        row["bytes / update"] = rest
+        row["bytes / step"] = inner[2][2] - inner[1][2]
+        row["messages / step"] = inner[2][3] - inner[1][3]
+        row["bytes / update"] = end[2] - start[2] - len(inner) * row["bytes / step"]
     return row
 
 
