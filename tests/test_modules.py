@@ -14,6 +14,7 @@ from gpytorch.kernels import (
     ScaleKernel,
 )
 from gpytorch.means import ZeroMean
+from torch.testing import assert_close
 
 from torch_ssgp import StreamingGP
 from torch_ssgp.modules import (
@@ -35,17 +36,12 @@ def test_a_kept_point_shares_its_jitter():
     same = same_points(z_b, points)
     assert same.nonzero().tolist() == [[0, 8], [1, 4], [1, 9], [2, 10]]
     blocks = prior_blocks(ZeroMean(), kernel, z_b, x, z_a, 1e-3, same)
-    torch.testing.assert_close(
-        blocks.K_ba[:, 3:], blocks.K_bb[:, :3], rtol=0, atol=1e-15
-    )
-    torch.testing.assert_close(
-        blocks.K_aa.diagonal(), blocks.K_bb.diagonal()[:1].expand(6)
-    )
-    torch.testing.assert_close(blocks.k_ff[-1], blocks.K_bb[0, 0])
+    assert_close(blocks.K_ba[:, 3:], blocks.K_bb[:, :3], rtol=0, atol=1e-15)
+    assert_close(blocks.K_aa.diagonal(), blocks.K_bb[0, 0].expand(6))
+    assert_close(blocks.k_ff[-1], blocks.K_bb[0, 0])
     # Nothing is lost about points that stay, and something about those that go.
-    residual = blocks.K_aa - blocks.K_ba.T @ torch.linalg.solve(
-        blocks.K_bb, blocks.K_ba
-    )
+    explained = blocks.K_ba.T @ torch.linalg.solve(blocks.K_bb, blocks.K_ba)
+    residual = blocks.K_aa - explained
     assert residual.diagonal()[3:].abs().max() < 1e-12
     assert residual.diagonal()[1] > 1e-4
 
@@ -53,12 +49,8 @@ def test_a_kept_point_shares_its_jitter():
 def test_matching_is_batched():
     z = torch.randn(2, 5, 3)
     points = torch.stack([z[0, [4, 1]], z[1, [0, 2]]])
-    assert same_points(points, z).nonzero().tolist() == [
-        [0, 0, 4],
-        [0, 1, 1],
-        [1, 0, 0],
-        [1, 1, 2],
-    ]
+    pairs = same_points(points, z).nonzero().tolist()
+    assert pairs == [[0, 0, 4], [0, 1, 1], [1, 0, 0], [1, 1, 2]]
     assert same_points(z[:, :0], points).shape == (2, 0, 2)
 
 
@@ -83,7 +75,7 @@ def test_the_gram_is_exact_where_gpytorch_would_add_its_own_jitter():
     expected = sum(
         k(z, torch.cat([z, z[:1]])).to_dense()[:, :-1] for k in kernel.kernels
     )
-    torch.testing.assert_close(K, expected, rtol=1e-9, atol=1e-9)
+    assert_close(K, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_the_diagonal_of_a_rough_kernel_is_exact():
@@ -97,14 +89,9 @@ def test_the_diagonal_of_a_rough_kernel_is_exact():
 def test_the_covariance_of_a_prediction_has_no_jitter_of_gpytorch(unit, batch_shape):
     # Square sums and products of low-rank kernels take roots of their parts.
     shape = {"batch_shape": torch.Size(batch_shape)}
-    x = unit * torch.linspace(-1, 1, 8).double().unsqueeze(-1).expand(
-        *batch_shape, 8, 1
-    )
-    linear, other, rough = (
-        LinearKernel(**shape),
-        LinearKernel(**shape),
-        MaternKernel(nu=0.5, **shape),
-    )
+    x = unit * torch.linspace(-1, 1, 8).double().expand(*batch_shape, 8).unsqueeze(-1)
+    linear, other = LinearKernel(**shape), LinearKernel(**shape)
+    rough = MaternKernel(nu=0.5, **shape)
     for kernel in (
         linear + other,
         ScaleKernel(linear + other, **shape),
@@ -113,10 +100,9 @@ def test_the_covariance_of_a_prediction_has_no_jitter_of_gpytorch(unit, batch_sh
         kernel = kernel.double().requires_grad_(False)
         K = lazy_gram(kernel, x)
         expected = inducing_gram(kernel, x, 0.0).K_zz
-        torch.testing.assert_close(K.to_dense(), expected, rtol=1e-12, atol=0)
-        diagonal = K.diagonal(dim1=-2, dim2=-1)
-        expected = expected.diagonal(dim1=-2, dim2=-1)
-        torch.testing.assert_close(diagonal, expected, rtol=1e-12, atol=0)
+        assert_close(K.to_dense(), expected, rtol=1e-12, atol=0)
+        diagonals = (each.diagonal(dim1=-2, dim2=-1) for each in (K, expected))
+        assert_close(*diagonals, rtol=1e-12, atol=0)
 
 
 def test_predictions_at_the_inducing_points_have_no_jitter_of_gpytorch():
@@ -127,9 +113,5 @@ def test_predictions_at_the_inducing_points_have_no_jitter_of_gpytorch():
     model.update(x[:1], x[:1, 0], num_steps=0, inducing_points=x)
     assert torch.isfinite(model(x).mean).all()  # a warning is an error here
     kernel = kernel.requires_grad_(False)
-    torch.testing.assert_close(
-        gram(kernel, x, x),
-        gram(kernel, x, x[:3])[:, :1].expand(8, 8),
-        rtol=1e-12,
-        atol=0,
-    )
+    rectangle = gram(kernel, x, x[:3])[:, :1].expand(8, 8)
+    assert_close(gram(kernel, x, x), rectangle, rtol=1e-12, atol=0)
