@@ -40,52 +40,33 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class ExactPosterior(NamedTuple):
-    """Exact GP regression.
-
-    Attributes:
-        log_marginal: ``()``, log marginal likelihood of the training data.
-        mean: ``(n_s,)``, posterior mean at the test points.
-        cov: ``(n_s, n_s)``, latent posterior covariance at the test points.
-    """
+    """Exact GP regression: evidence, and the latent posterior at the test points."""
 
     log_marginal: Tensor
-    mean: Tensor
-    cov: Tensor
+    mean: Tensor  # (n_s,)
+    cov: Tensor  # (n_s, n_s)
 
 
 class SparsePosterior(NamedTuple):
-    """A sparse approximation: its bound (or energy) and q(b).
+    """A sparse approximation: its bound (or energy) and q(b), in function space.
 
-    Attributes:
-        bound: ``()``, lower bound (VFE) or approximation (Power-EP, FITC) of the log
-            marginal likelihood; online, of the log predictive density of the batch.
-        mean: ``(m_b,)``, mean of q(b), in function space.
-        cov: ``(m_b, m_b)``, covariance of q(b).
+    The bound is lower (VFE) or approximates (Power-EP, FITC) the log marginal
+    likelihood; online, the log predictive density of the batch.
     """
 
     bound: Tensor
-    mean: Tensor
-    cov: Tensor
+    mean: Tensor  # (m_b,)
+    cov: Tensor  # (m_b, m_b)
 
 
 class OldPosterior(NamedTuple):
-    """What the paper keeps of the past.
+    """What the paper keeps of the past; priors are under the OLD hyperparameters."""
 
-    Attributes:
-        z: ``(m_a, d)``, old inducing points.
-        mean: ``(m_a,)``, the paper's ``m_a``.
-        cov: ``(m_a, m_a)``, the paper's ``S_a``.
-        prior_mean: ``(m_a,)``, mean of a under the OLD hyperparameters (zero in the
-            paper).
-        prior_cov: ``(m_a, m_a)``, the paper's ``K'_aa``, under the OLD
-            hyperparameters.
-    """
-
-    z: Tensor
-    mean: Tensor
-    cov: Tensor
-    prior_mean: Tensor
-    prior_cov: Tensor
+    z: Tensor  # (m_a, d), old inducing points
+    mean: Tensor  # the paper's m_a
+    cov: Tensor  # S_a
+    prior_mean: Tensor  # of a; zero in the paper
+    prior_cov: Tensor  # K'_aa
 
 
 def zero_mean(x: Tensor) -> Tensor:
@@ -374,17 +355,11 @@ def streaming_elbo_four_terms(
 
 
 class Compressed(NamedTuple):
-    """What a compression keeps of data: y = offset + P f(z) + noise, less ``lost``.
+    """What a compression keeps of data: y = offset + P f(z) + noise, less ``lost``."""
 
-    Attributes:
-        P: ``(n, m)``, projection on the points under the hyperparameters of then.
-        offset: ``(n,)``, what the prior mean of then adds.
-        lost: ``()``, nats of the trace, at the noise of then: a constant from now on.
-    """
-
-    P: Tensor
-    offset: Tensor
-    lost: Tensor
+    P: Tensor  # (n, m), projection on the points under the hyperparameters of then
+    offset: Tensor  # (n,), what the prior mean of then adds
+    lost: Tensor  # nats of the trace, at the noise of then: a constant from now on
 
 
 def compress(
@@ -538,10 +513,7 @@ def _project(
     mean: Mean,
 ) -> tuple[Tensor, Tensor]:
     """Moments of f(x) under p(f(x) | b) q(b), with P = K_sb K_bb^-1."""
-    return (
-        mean(x) + _mv(P, q.mean - mean(z)),
-        K_ss - P @ K_bs + P @ q.cov @ P.mT,
-    )
+    return (mean(x) + _mv(P, q.mean - mean(z)), K_ss - P @ K_bs + P @ q.cov @ P.mT)
 
 
 def _noise_matrix(noise: Tensor | float, y: Tensor) -> Tensor:
