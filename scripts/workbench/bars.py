@@ -14,6 +14,7 @@ the inside of the package, imports included, so that it runs on any version. The
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import re
@@ -35,7 +36,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel
 from gpytorch.kernels import ScaleKernel as Scaled
 from gpytorch.likelihoods import BernoulliLikelihood, SoftmaxLikelihood
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn.functional import mse_loss
 
@@ -48,6 +49,7 @@ from workbench.exact import dense, one_ahead, run_exact
 from workbench.results import LIBRARY, Row, Table, header, rounded
 from workbench.streams import river_series, split_rows
 from workbench.streams.cases import CASES as STREAMS
+from workbench.streams.recorded import uci
 
 KEYS = ["case", "stream", "seed", "version"]
 EXACT = "exact GP: "  # before the columns of references
@@ -344,6 +346,116 @@ def by_age(y: Tensor, mean: Tensor, deviation: Tensor) -> Row:
     return row
 
 
+SIZES, STARTS = (50, 150, 500), 20  # data, and random starts of exact models
+
+
+def first_row(on: Setting, stream: str, size: int, known: Row) -> Row:
+    """The first 500 data of real streams: evidence beside the best of 20 exact GPs.
+
+    The seed is the size of batches. What a datum of the first hundred costs is relative
+    to a standard normal distribution, the unit of the targets.
+    """
+    sizes = on.size(SIZES, (20,))
+    x, y = joined(first_of(stream, on, sizes[-1]))
+    model, costs, row = new_model(x.size(-1), sizes[-1]), [torch.zeros(1)], {}
+    for begin in range(0, len(y), size):
+        part = slice(begin, begin + size)
+        if 0 < begin < 100:
+            far = Normal(*predicted(model, x[part])).log_prob(y[part])
+            costs.append(Normal(0, 1).log_prob(y[part]) - far)
+        model.update(x[part], y[part])
+        if (num := begin + len(y[part])) in sizes:
+            best = known.get(f"{EXACT}{num}") or best_evidence(x[:num], y[:num], on)
+            short = best - float(model.log_evidence())
+            row |= {f"{EXACT}{num}": best, f"short at {num}": short}
+    return {**row, "dearest": torch.cat(costs).max().item()}
+
+
+def first_of(stream: str, on: Setting, num: int) -> Batches:
+    """Batches of the first data of a file."""
+    yield tuple(each[:num] for each in joined(uci(stream, on.data_dir).batches))
+
+
+def best_evidence(x: Tensor, y: Tensor, on: Setting) -> float:
+    """Of exact models from random starts."""
+    gen, starts = torch.Generator().manual_seed(0), []
+    for _ in range(on.size(STARTS, 2)):
+        kernel = Scaled(RBFKernel(ard_num_dims=x.size(-1))).double()
+        sizes = torch.randn(1, x.size(-1), generator=gen, dtype=x.dtype).exp()
+        kernel.base_kernel.lengthscale = sizes * x.size(-1) ** 0.5
+        starts.append(kernel)
+    return max(run_exact(starts, x, y, num_steps=on.size(200, 3))[1]["evidences"])
+
+
+class DeepKernel(Kernel):
+    """A kernel on features, as in docs/guides/deep.md."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.base_kernel = network, RBFKernel()
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **more: Any) -> Any:
+        """The base kernel at the features."""
+        features = self.network(x1), self.network(x2)
+        return self.base_kernel.forward(*features, diag=diag, **more)
+
+
+RIDGE = "two directions of eight inputs"
+
+
+def deep_row(on: Setting, stream: str, seed: int, _: Row) -> Row:
+    """A network in the kernel, or trained before it on the first batch, and ARD."""
+    num, size = on.size((1_000, 500), (60, 20)), on.size(200, 30)
+    gen = torch.Generator().manual_seed(seed)
+    if stream == RIDGE:
+        x = torch.randn(sum(num), 8, generator=gen, dtype=torch.float64)
+        f = torch.sin(2 * x[:, 0] + x[:, 1]) + torch.tanh(x[:, 2] * x[:, 0])
+        y = f + 0.1 * torch.randn(sum(num), generator=gen, dtype=torch.float64)
+    else:
+        x, y = joined(uci(stream, on.data_dir).batches)
+        order = torch.randperm(len(y), generator=gen)[: sum(num)]
+        x, y = x[order], y[order]
+    (x, x_test), (y, y_test) = x.split(num), y.split(num)
+    torch.manual_seed(seed)
+    layers = nn.Linear(x.size(-1), 32), nn.Tanh(), nn.Linear(32, 2)
+    network = nn.Sequential(*layers).double()
+    before = train(network, x[:size], y[:size], on.size(300, 3))
+    ways = {
+        "deep": (Scaled(DeepKernel(network)), nn.Identity()),
+        "features": (2, before),
+        "ARD": (x.size(-1), nn.Identity()),
+    }
+    row = {}
+    for name, (kernel, features) in ways.items():
+        model = new_model(kernel, on.points(100))
+        with torch.no_grad():
+            z, z_test = features(x), features(x_test)
+        learn(model, split_rows(z, y, size, size))
+        row |= {f"{name}: {k}": v for k, v in scored(y_test, predicted(model, z_test))}
+    return row
+
+
+def train(network: nn.Module, x: Tensor, y: Tensor, num_steps: int) -> nn.Module:
+    """A copy of a network, trained with a linear head by least squares."""
+    network = copy.deepcopy(network)
+    head = nn.Linear(2, 1).double()
+    parameters = [*network.parameters(), *head.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=0.01, weight_decay=1e-3)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        mse_loss(head(network(x)).squeeze(-1), y).backward()
+        optimizer.step()
+    return network
+
+
+def scored(y: Tensor, moments: tuple[Tensor, ...]) -> Iterator[tuple[str, float]]:
+    """Error and coverage."""
+    mean, deviation = moments
+    far = ((y - mean) / deviation).abs()
+    yield "RMSE", mse_loss(mean, y).sqrt().item()
+    yield "in 95 %", (far < 1.96).double().mean().item()
+
+
 def labels_row(on: Setting, stream: str, seed: int, _: Row) -> Row:
     """Labels class by class against all at once: percent that are wrong."""
     if several := stream == "digits":
@@ -371,7 +483,8 @@ def labels_row(on: Setting, stream: str, seed: int, _: Row) -> Row:
 
 # ---------------------------------------------------------------------- cases and bars
 
-FILES = ("elevators", "bike", "kin40k", "terrain OS")
+FIRST = ("kin40k", "elevators", "bike_noleak", "protein")
+FILES = ("elevators", "bike", "terrain OS", *FIRST)
 PIECES = ("audio M=100", "elevators", "terrain", *RIVER)
 DAILY = "daily, every quarter of an hour" + START
 SIZED = [f"batches of {size}" for size in (10, 1, 5, 30)]
@@ -390,6 +503,8 @@ CASES: dict[str, tuple[Callable[..., Row], list[tuple[Any, Any]]]] = {
     "outliers": (outliers_row, [([FEW], range(100)), ([BURST], range(30))]),
     "sensor": (sensor_row, [([DAY], [0]), (MOVED, range(3))]),
     "young": (young_row, [(["young"], range(64))]),
+    "deep": (deep_row, [((RIDGE, "elevators"), range(3))]),
+    "first": (first_row, [(FIRST, [50, 1])]),
     "labels": (labels_row, [(["digits"], [0]), (BANANA, range(3))]),
 }
 # Case | figure and column, of the seeds of every stream | at least | at most.
@@ -427,6 +542,16 @@ sensor   | mean last / exact GP       |       | 1
 sensor   | mean noise / true          | 0.8   | 1.2
 sensor   | min in 95 %                | 0.85  |
 labels   | max points                 |       | 1
+deep     | mean deep: in 95 %         | 0.88  |
+deep     | mean features: in 95 %     |       |
+deep     | mean ARD: in 95 %          |       |
+deep     | mean deep: RMSE            |       |
+deep     | mean features: RMSE        |       |
+deep     | mean ARD: RMSE             |       |
+first    | max short at 50            |       | 2
+first    | max short at 150           |       | 2
+first    | max short at 500           |       | 2
+first    | max dearest                |       | 15
 """
 for age, last in AGES.items():
     BARS += f"young | mean {age}: in 95 % | 0.88 | {0.99 if last > 11 else ''}\n"
