@@ -155,17 +155,79 @@ def through_torch_file(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return torch.load(io.BytesIO(torch_bytes(state)), weights_only=True)
 
 
-# -- state_dict ----------------------------------------------------------------------
+# -- all ways to keep a model --------------------------------------------------------
+
+
+def through_state(model: StreamingGP, kind: str, path: Path) -> StreamingGP:
+    other = trained(kind, num_updates=1)
+    other(X)  # a cache to forget
+    other.load_state_dict(through_torch_file(model.state_dict()), strict=True)
+    return other
+
+
+def through_file(model: StreamingGP, kind: str, path: Path) -> StreamingGP:
+    model.save(path)
+    return StreamingGP.load(path)
+
+
+WAYS: dict[str, Callable[[StreamingGP, str, Path], StreamingGP]] = {
+    "state": through_state,
+    "file": through_file,
+    "deepcopy": lambda model, kind, path: copy.deepcopy(model),
+    "pickle": lambda model, kind, path: pickle.loads(pickle.dumps(model)),
+}
 
 
 @pytest.mark.parametrize("num_updates", [0, 2])
+@pytest.mark.parametrize("how", ["state", "file", "pickle"])  # all is a deepcopy
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_dict_carries_a_stream_on(kind: str, num_updates: int) -> None:
-    state = trained(kind, num_updates).state_dict()
-    other = trained(kind, num_updates=1)
-    other(X)  # a cache to forget
-    other.load_state_dict(through_torch_file(state), strict=True)
-    assert_continues(other, kind, num_updates)
+def test_a_stream_goes_on_as_if_it_had_never_stopped(
+    kind: str, how: str, num_updates: int, tmp_path: Path
+) -> None:
+    model = trained(kind, num_updates)
+    model(X)
+    again = WAYS[how](model, kind, tmp_path / "model.pt")
+    for name in ("num_inducing", "alpha", "share_noise", "batch_shape", "training"):
+        assert getattr(again, name) == getattr(model, name)
+    assert_continues(again, kind, num_updates)
+
+
+@pytest.mark.parametrize("how", ["file", "deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "kind, batch",
+    [*((kind, ()) for kind in KINDS), ("gaussian", (5,)), ("softmax", (5,))],
+)
+def test_a_fantasy_is_kept_like_any_model(
+    kind: str, batch: tuple[int, ...], how: str, tmp_path: Path
+) -> None:
+    x, y, noise = data(kind, n=4, seed=3)
+    if batch:
+        x = x.expand(*batch, *((1,) if kind == "softmax" else ()), 4, 1)
+        y = y.expand(*batch, 4)
+    fantasy = trained(kind).condition_on_observations(x, y, noise)
+    fantasy(X)
+    again = WAYS[how](fantasy, kind, tmp_path / "model.pt")
+    assert_same(again, fantasy)
+    if not batch:
+        a, b = (m.update(x, y, noise, num_steps=1).bound for m in (again, fantasy))
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copies_of_a_differentiable_fantasy_hold_its_values(
+    how: str, tmp_path: Path
+) -> None:
+    x = torch.rand(5, 2, 1, dtype=torch.float64, requires_grad=True)
+    fantasy = trained("gaussian").condition_on_observations(x, x.squeeze(-1))
+    copied = WAYS[how](fantasy, "gaussian", tmp_path)
+    # Not to the bit: GPyTorch computes distances otherwise where gradients flow.
+    torch.testing.assert_close(copied(X).mean, fantasy(X).mean)
+    assert not any(buffer.requires_grad for buffer in copied.buffers())
+    fantasy(X).mean.sum().backward()
+    assert x.grad is not None and bool((x.grad != 0).any())
+
+
+# -- states --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "softmax"])
@@ -259,72 +321,7 @@ def test_another_batch_shape_is_refused_also_of_the_same_number_of_dimensions() 
         model.load_state_dict(other.state_dict())
 
 
-# -- copies and pickles --------------------------------------------------------------
-
-COPIES: dict[str, Callable[[Any], Any]] = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-}
-
-
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_copies_with_filled_caches_continue_alike(kind: str, how: str) -> None:
-    model = trained(kind)
-    model(X)
-    x, y, noise = data(kind, n=4, seed=3)
-    fantasy = model.condition_on_observations(x, y, noise)
-    fantasy(X)
-    assert_same(COPIES[how](model), model)
-    if how == "pickle":  # every model here is a deepcopy anyway
-        assert_continues(COPIES[how](model), kind)
-    copied = COPIES[how](fantasy)
-    assert_same(copied, fantasy)
-    assert torch.equal(
-        *(m.update(x, y, noise, num_steps=1).bound for m in (copied, fantasy))
-    )
-
-
-@pytest.mark.parametrize("how", COPIES)
-def test_copies_of_a_differentiable_fantasy_hold_its_values(how: str) -> None:
-    x = torch.rand(5, 2, 1, dtype=torch.float64, requires_grad=True)
-    fantasy = trained("gaussian").condition_on_observations(x, x.squeeze(-1))
-    copied = COPIES[how](fantasy)
-    # Not to the bit: GPyTorch computes distances otherwise where gradients flow.
-    torch.testing.assert_close(copied(X).mean, fantasy(X).mean)
-    assert not any(buffer.requires_grad for buffer in copied.buffers())
-    fantasy(X).mean.sum().backward()
-    assert x.grad is not None and bool((x.grad != 0).any())
-
-
 # -- files ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_updates", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_loaded_model_goes_on_as_if_it_had_never_stopped(
-    kind: str, num_updates: int, tmp_path: Path
-) -> None:
-    model = trained(kind, num_updates)
-    model(X)
-    model.save(tmp_path / "model.pt")
-    loaded = StreamingGP.load(tmp_path / "model.pt")
-    for name in ("num_inducing", "alpha", "share_noise", "batch_shape", "training"):
-        assert getattr(loaded, name) == getattr(model, name)
-    assert_continues(loaded, kind, num_updates)
-
-
-@pytest.mark.parametrize("batch", [(), (5,)])
-@pytest.mark.parametrize("kind", ["gaussian", "softmax"])
-def test_a_fantasy_is_saved_like_any_model(
-    kind: str, batch: tuple[int, ...], tmp_path: Path
-) -> None:
-    x, y, noise = data(kind, n=4, seed=3)
-    x = x.expand(*batch, *((1,) if kind == "softmax" and batch else ()), 4, 1)
-    y = y.expand(*batch, 4)
-    fantasy = trained(kind).condition_on_observations(x, y, noise)
-    fantasy.save(tmp_path / "model.pt")
-    assert_same(StreamingGP.load(tmp_path / "model.pt"), fantasy)
 
 
 def test_dtype_mode_and_frozen_parameters_are_kept(tmp_path: Path) -> None:
