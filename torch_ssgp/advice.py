@@ -56,11 +56,10 @@ Found = tuple[str, type[Warning]] | None
 def _too_few_points(
     model: StreamingCore, learned: Learned, data: Data, options: UpdateOptions
 ) -> Found:
-    """A compression that lost much, of data that did not come long before."""
-    state = learned.state
-    behind = float(state.rows.past.n.max()) if state.num_raw == 0 else 0.0
-    lost = float(learned.lost.max())
-    per_datum = lost / max(behind, 1.0)
+    """A compression that lost much, for each datum that it compressed."""
+    state, num_new = learned.state, data.y.size(-1)
+    num_compressed = model.memory.num_raw + num_new - state.num_raw
+    per_datum = float(learned.lost.max()) / max(num_compressed, 1)
     if per_datum <= LARGE_LOSS or options.inducing_points is not None:
         return None
     policy, count = model.inducing_policy, state.rows.points.size(-2)
@@ -68,10 +67,9 @@ def _too_few_points(
     if policy is not None:
         advice = policy.advice(count, model.num_inducing)
     text = (
-        f"Compressing {data.y.size(-1)} new data and what was known onto "
-        f"{count} points lost {per_datum:.2g} nats per datum "
-        "(UpdateResult.projection_loss): the function needs more points than that. "
-        f"{advice}."
+        f"Compressing {num_compressed} data and what was known onto {count} points "
+        f"lost {per_datum:.2g} nats per datum (UpdateResult.projection_loss): the "
+        f"function needs more points than that. {advice}."
     )
     return text, BudgetWarning
 
