@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from matplotlib import pyplot
 from torch import Tensor
 
