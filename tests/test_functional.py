@@ -71,10 +71,9 @@ def test_compressing_changes_neither_evidence_nor_posterior(problem, alpha):
     small = fn.compress(rows)
     assert small.A.shape[-1] == 4 < rows.A.shape[-1]
     assert_close(fn.evidence(small, S), fn.evidence(rows, S))
-    ours, theirs = (
-        fn.moments(fn.factorize(each, S), prior.m_b) for each in (small, rows)
-    )
-    assert_close(ours, theirs)
+    # All that the posterior needs:
+    assert_close(small.A @ small.A.mT, rows.A @ rows.A.mT)
+    assert_close(small.A @ small.r, rows.A @ rows.r)
 
 
 def test_recall_is_the_inverse_of_absorb(problem):
@@ -131,9 +130,7 @@ def test_the_misfit_says_what_a_better_scale_would_gain():
     A, r = torch.randn(m, n).double(), 3 * torch.randn(n).double()
     loss, rho = torch.tensor(0.7).double(), torch.tensor(0.2).double()
     rows = fn.Projection(torch.eye(m).double(), A, r, loss, rho, torch.tensor(n))
-    bound, misfit = fn.fit(rows, s)
     covariance = A.mT @ A + s * torch.eye(n)
-    assert_close(misfit, r @ torch.linalg.solve(covariance, r) + rho / s)
-    c = misfit / n
-    gain = fn.evidence(rows._replace(A=c.sqrt() * A, loss=c * loss), c * s) - bound
-    assert_close(gain, 0.5 * n * (c - 1 - c.log()))
+    c = (r @ torch.linalg.solve(covariance, r) + rho / s) / n
+    scaled = fn.evidence(rows._replace(A=c.sqrt() * A, loss=c * loss), c * s)
+    assert_close(scaled - fn.evidence(rows, s), 0.5 * n * (c - 1 - c.log()))

@@ -12,7 +12,6 @@ compresses both into the next pseudo-observations:
 
     project  ->  evidence                 (the bound, differentiable)
     project  ->  compress  ->  absorb     (the next pseudo-observations)
-    factorize ->  predict                 (the posterior at test points)
 
 Letters, in code as in the text: ``a`` old inducing points, ``b`` new ones, ``f`` new
 data, ``s`` test points (as an index) or the noise scale (as a value); ``n`` data,
@@ -119,33 +118,6 @@ class Projection(NamedTuple):
     rho: Tensor
     n: Tensor
     lost: Tensor | None = None
-
-
-class Fit(NamedTuple):
-    r"""How well a model explains rows.
-
-    Attributes:
-        bound: ``(*batch,)``, of the log evidence (Power-EP: an approximation).
-        misfit: ``(*batch,)``, :math:`(\|r\|^2 + \rho) / s - \|c\|^2`: squared residuals
-            in units of their variance, ``n`` where noise and scale were learned.
-    """
-
-    bound: Tensor
-    misfit: Tensor
-
-
-class Posterior(NamedTuple):
-    r"""Factors of q(b); enough to predict without another factorisation.
-
-    Attributes:
-        L: ``(*batch, m, m)``, Cholesky factor of ``K_bb``.
-        L_D: ``(*batch, m, m)``, Cholesky factor of :math:`D = I + A A^\top / s`.
-        c: ``(*batch, m)``, :math:`L_D^{-1} A r / s`.
-    """
-
-    L: Tensor
-    L_D: Tensor
-    c: Tensor
 
 
 def cholesky(K: Tensor) -> Tensor:
@@ -394,44 +366,26 @@ def broadcast_matrices(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     return A.expand(*batch, -1, -1), B.expand(*batch, -1, -1)
 
 
-def factorize(projection: Projection, s: Tensor) -> Posterior:
-    r"""Posterior of the regression: :math:`D = I + A A^\top / s`, :math:`c`.
-
-    Args:
-        projection: Rows of the regression.
-        s: ``(*batch,)`` noise scale of the rows.
-
-    Returns:
-        Factors of q(b).
-    """
-    A, scale = projection.A, s[..., None, None]
-    eye = torch.eye(A.size(-2), dtype=A.dtype, device=A.device)
-    L_D = cholesky(eye + A @ A.mT / scale)
-    Ar = A @ projection.r.unsqueeze(-1) / scale
-    return Posterior(projection.L, L_D, solve_lower(L_D, Ar).squeeze(-1))
-
-
 def evidence(projection: Projection, s: Tensor) -> Tensor:
-    """The bound of :func:`fit`."""
-    return fit(projection, s).bound
-
-
-def fit(projection: Projection, s: Tensor) -> Fit:
-    r"""How well rows are explained.
+    r"""How well rows are explained, ``(*batch,)``; an approximation for Power-EP.
 
     .. math::
         F = -\tfrac{n}{2} \log 2\pi s - \tfrac12 \log |D|
-            - \tfrac{1}{2s} (\|r\|^2 + \rho + t) + \tfrac12 \|c\|^2
+            - \tfrac{1}{2s} (\|r\|^2 + \rho + t) + \tfrac12 \|c\|^2, \quad
+        D = I + A A^\top / s = L_D L_D^\top, \quad c = L_D^{-1} A r / s
 
     Args:
         projection: Rows of the regression.
         s: ``(*batch,)`` noise scale of the rows.
     """
-    posterior, n = factorize(projection, s), projection.n
-    residual = squared_norm(projection.r) + projection.rho
-    misfit = residual / s - squared_norm(posterior.c)
-    log_dets = n * (LOG_2PI + s.log()) + log_det(posterior.L_D)
-    return Fit(-0.5 * (log_dets + projection.loss / s + misfit), misfit)
+    A, r, n = projection.A, projection.r, projection.n
+    scale = s[..., None, None]
+    eye = torch.eye(A.size(-2), dtype=A.dtype, device=A.device)
+    L_D = cholesky(eye + A @ A.mT / scale)
+    c = solve_lower(L_D, A @ r.unsqueeze(-1) / scale).squeeze(-1)
+    misfit = squared_norm(r) + projection.rho + projection.loss
+    log_dets = n * (LOG_2PI + s.log()) + log_det(L_D)
+    return -0.5 * (log_dets + misfit / s - squared_norm(c))
 
 
 def compress(projection: Projection) -> Projection:
@@ -560,20 +514,3 @@ def rescale(
         rho=past.rho + 2 * past.n * scale.log(),
         n=past.n,
     )
-
-
-def moments(posterior: Posterior, m_b: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Mean and covariance of q(b) itself.
-
-    .. math::
-        \mu = m_b + L L_D^{-\top} c, \quad S = (L_D^{-1} L^\top)^\top L_D^{-1} L^\top
-
-    Args:
-        posterior: Factors of q(b).
-        m_b: ``(*batch, m)`` prior mean.
-
-    Returns:
-        ``(*batch, m)`` and ``(*batch, m, m)``.
-    """
-    root = solve_lower(posterior.L_D, posterior.L.mT)
-    return m_b + matvec(root.mT, posterior.c), root.mT @ root
