@@ -10,6 +10,7 @@ paper, and goes on as rows of the same data set. Data flow through the package o
 ===========================  ==========================================================
 ``models.py``                ``StreamingGP``, the front door
 ``core.py``                  its state, checks and caches
+``live.py``                  single data, each a new row and a few numbers
 ``conditioning.py``          data in closed form: fantasies
 ``validation.py``            the input contract: checks and their error messages
 ``memory.py``                ``Memory``: raw data and rows, of a bounded size
