@@ -276,15 +276,17 @@ class Predictor:
         grown.tails = (*self.tails, Tail(self.with_time(x), root, new))
         return grown
 
-    def blended(self, mixture: Mixture, odds: Tensor) -> Predictor:
-        """The same, averaged with a mixture over hyperparameters.
+    def blended(self, mixture: Mixture | None, odds: Tensor) -> Predictor:
+        """The same, averaged with a mixture over hyperparameters, if there is one.
 
         Args:
             mixture: The mixture, of the same data.
             odds: ``(*batch,)``, log odds of the hyperparameters of the modules.
         """
+        if mixture is None and self.young is None:
+            return self
         new = copy(self)
-        new.young = mixture, odds
+        new.young = None if mixture is None else (mixture, odds)
         return new
 
     # -- predicting -----------------------------------------------------------------

@@ -370,12 +370,16 @@ def fitted(state: State, limits: Limits) -> State:
     predictor = state.predictor
     if predictor is None:
         predictor = _factored(state, limits)
-    if state.grid is not None and predictor.young is None and state.num_raw:
+    if state.grid is None or not state.num_raw:
+        return state._replace(predictor=predictor.blended(None, state.odds))
+    if predictor.young is not None:
+        mixture, _ = predictor.young
+    else:
         data, (mean, kernel, _) = state.data, state.prior
         x = data.x.expand(*data.y.shape, -1)
         mixture = young.mix(mean, kernel, state.grid, x, data.y, data.weight)
-        predictor = predictor.blended(young.pruned(mixture), state.odds)
-    return state._replace(predictor=predictor)
+        mixture = young.pruned(mixture)
+    return state._replace(predictor=predictor.blended(mixture, state.odds))
 
 
 def _factored(state: State, limits: Limits) -> Predictor:

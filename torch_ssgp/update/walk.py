@@ -216,6 +216,9 @@ def extend(state: State, new: Data, limits: Limits) -> tuple[State, News]:
     if border is not None and seen is not None and limits.team is None:
         predictor = old.extended(seen.x, target, root, border, time)
         predictor.now = new.y.new_tensor(state.counts.arrived)
+        mixture = None if old.young is None else old.young[0].extended(new)
+        if mixture is not None:
+            predictor = predictor.blended(mixture, state.odds)
         state = state._replace(predictor=predictor)
     return state, news
 

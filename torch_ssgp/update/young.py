@@ -68,6 +68,7 @@ FAINT = 1e-3  # weight below which a cell does not predict
 ODDS = math.log(1e3)  # at which learned hyperparameters are trusted
 LARGEST = 100  # rows of a young model
 CAP = 4.6  # nats by which one datum may move the odds
+GROWN = 0.2  # share of new data for which the units of the cells are kept
 FEW = 8  # data from which hyperparameters are learned
 
 
@@ -195,26 +196,44 @@ class Mixture(NamedTuple):
     Attributes:
         cells: The grid.
         x: ``(*batch, n, d)``, inputs.
-        root: ``(*batch, n)`` or ``(n,)``, weights of the rows; ``None`` for ones.
+        y: ``(*batch, n)``, targets.
+        weight: ``(*batch, n)``, powers of their likelihoods; ``None`` for ones.
+        mean: Prior mean; ``None`` where a level is integrated out.
         L: ``(cells, *batch, n, n)``, Cholesky factor of ``B``.
         u: ``(cells, *batch, n)``.
         a: ``(*batch,)``.
         b: ``(cells, *batch)``.
-        nu: Variance of the level, in units of the scale.
-        level: From inputs to the mean, ``(*batch, n)``.
         log_evidence: ``(cells, *batch)``.
+        num_made: The number of data for which the units of the cells were made.
     """
 
     cells: Cells
     x: Tensor
-    root: Tensor | None
+    y: Tensor
+    weight: Tensor | None
+    mean: Callable[[Tensor], Tensor] | None
     L: Tensor
     u: Tensor
     a: Tensor
     b: Tensor
-    nu: float
-    level: Callable[[Tensor], Tensor]
     log_evidence: Tensor
+    num_made: int
+
+    @property
+    def nu(self) -> float:
+        """Variance of the level, in units of the scale."""
+        return LEVEL if self.mean is None else 0.0
+
+    @property
+    def root(self) -> Tensor | None:
+        """Weights of the rows, ``(*batch, n)``; ``None`` for ones."""
+        return None if self.weight is None else self.weight.sqrt()
+
+    def level(self, x: Tensor) -> Tensor:
+        """Prior mean ``(*batch, n)``."""
+        if self.mean is not None:
+            return self.mean(x)
+        return average(self.y, self.weight).unsqueeze(-1)
 
     @property
     def evidence(self) -> Tensor:
@@ -228,19 +247,47 @@ class Mixture(NamedTuple):
 
     def take(self, index: Tensor) -> Mixture:
         """Some of the cells, weighted as before."""
-        cells, weights = self.cells, self.weights
+        cells = self.cells
         chosen = cells._replace(
             form=cells.form_at(cells.lengthscale[index]),
             lengthscale=cells.lengthscale[index],
             ratio=cells.ratio[index],
-            log_prior=torch.zeros_like(cells.log_prior[index]),
+            log_prior=cells.log_prior[index],
         )
         return self._replace(
             cells=chosen,
             L=self.L[index],
             u=self.u[index],
             b=self.b[index],
-            log_evidence=weights[index].log(),
+            log_evidence=self.log_evidence[index],
+        )
+
+    def extended(self, new: Data) -> Mixture | None:
+        """The same with new data, in the same units; ``None`` if these are old."""
+        num_data = self.y.size(-1) + new.y.size(-1)
+        if num_data > (1 + GROWN) * self.num_made:
+            return None
+        weight = None
+        if self.weight is not None or new.weight is not None:
+            pair = (self.y, self.weight), (new.y, new.weight)
+            ones = [torch.ones_like(y) if w is None else w for y, w in pair]
+            weight = torch.cat(fn.broadcast_rows(*ones), -1).expand(
+                *new.y.shape[:-1], -1
+            )
+        x_new = new.x.expand(*new.y.shape, -1)
+        c = self.cells.form.gram(self.x, x_new) + self.nu
+        R, noise = _noisy(self.cells, x_new, new, self.nu)
+        if self.root is not None:
+            c = self.root.unsqueeze(-1) * c
+        if new.weight is not None:
+            c = c * new.weight.sqrt().unsqueeze(-2)
+        V = fn.solve_lower(self.L, c)
+        L_new = fn.cholesky(R + torch.diag_embed(noise) - V.mT @ V)
+        top = torch.cat([self.L, torch.zeros_like(V)], -1)
+        L = torch.cat([top, torch.cat([V.mT, L_new], -1)], -2)
+        x, y = torch.cat([self.x, x_new], -2), torch.cat([self.y, new.y], -1)
+        return _integrated(
+            self.cells, Data(x, y, None, weight), self.mean, L, self.num_made
         )
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -298,37 +345,58 @@ def mix(
     A ``weight`` ``(*batch, n)`` or ``(n,)`` is the power of their likelihoods.
     """
     cells = cells_of(kernel, grid, x)
-    w = torch.ones_like(y) if weight is None else weight.expand(y.shape)
-    n, nu = w.sum(-1), LEVEL if grid.level else 0.0
-    average = (w * y).sum(-1) / n.clamp_min(1)
-    if grid.level:
-        r = y - average.unsqueeze(-1)
-    else:
-        r = y - mean(x)
-    # One or two data say nothing of the scale; their size does.
-    lone = 0.25 * average.square() * torch.exp(-2 * (n - 1))
-    b_0 = SHAPE * ((w * r.square()).sum(-1) / n.clamp_min(1) + lone)
-    b_0 = b_0.clamp_min(1e-30)
-    root = None if weight is None else w.sqrt()
+    if weight is not None:
+        weight = weight.expand(y.shape)
+    data, nu = Data(x, y, None, weight), LEVEL if grid.level else 0.0
+    R, noise = _noisy(cells, x, data, nu)
+    L = fn.cholesky(R + torch.diag_embed(noise))
+    return _integrated(cells, data, None if grid.level else mean, L, y.size(-1))
+
+
+def _noisy(cells: Cells, x: Tensor, data: Data, nu: float) -> tuple[Tensor, Tensor]:
+    """``R + nu`` of weighted data and their noise, in units of the scale."""
+    y, w = data.y, data.weight
     R = square_gram(cells.form, x) + nu
     R = R.expand(len(cells.ratio), *y.shape, y.size(-1))
-    if root is not None:
-        R, r = root.unsqueeze(-1) * R * root.unsqueeze(-2), root * r
-    noise = _along(cells.ratio + JITTER, R[..., 0, 0]).unsqueeze(-1)
-    noise = noise.expand(R.shape[:-1])
-    if weight is not None:
-        noise = noise.where(w > 0, 1.0)
-    L = fn.cholesky(R + torch.diag_embed(noise))
-    u = fn.solve_lower(L, r.expand(L.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+    noise = (
+        _along(cells.ratio + JITTER, R[..., 0, 0]).unsqueeze(-1).expand(R.shape[:-1])
+    )
+    if w is None:
+        return R, noise
+    root = w.sqrt()
+    return root.unsqueeze(-1) * R * root.unsqueeze(-2), noise.where(w > 0, 1.0)
+
+
+def _integrated(
+    cells: Cells,
+    data: Data,
+    mean: Callable[[Tensor], Tensor] | None,
+    L: Tensor,
+    num_made: int,
+) -> Mixture:
+    """The mixture of data whose ``B`` is factored, level and scale integrated out."""
+    x, y, weight = data.x, data.y, data.weight
+    w = torch.ones_like(y) if weight is None else weight
+    n, level = w.sum(-1), average(y, weight)
+    r = y - (level.unsqueeze(-1) if mean is None else mean(x))
+    # One or two data say nothing of the scale; their size does.
+    lone = 0.25 * level.square() * torch.exp(-2 * (n - 1))
+    b_0 = SHAPE * ((w * r.square()).sum(-1) / n.clamp_min(1) + lone)
+    b_0 = b_0.clamp_min(1e-30)
+    r = (r if weight is None else w.sqrt() * r).expand(L.shape[:-1])
+    u = fn.solve_lower(L, r.unsqueeze(-1)).squeeze(-1)
     a, b = SHAPE + n / 2, b_0 + 0.5 * fn.squared_norm(u)
     log_evidence = torch.lgamma(a) - math.lgamma(SHAPE) + SHAPE * b_0.log()
     log_evidence = log_evidence - a * b.log() - 0.5 * fn.log_det(L)
     log_evidence = (log_evidence - 0.5 * n * fn.LOG_2PI).nan_to_num(-torch.inf)
+    return Mixture(cells, x, y, weight, mean, L, u, a, b, log_evidence, num_made)
 
-    def level(x: Tensor) -> Tensor:
-        return average.unsqueeze(-1) if grid.level else mean(x)
 
-    return Mixture(cells, x, root, L, u, a, b, nu, level, log_evidence)
+def average(y: Tensor, weight: Tensor | None) -> Tensor:
+    """Weighted mean of targets, ``(*batch,)``."""
+    if weight is None:
+        return y.sum(-1) / max(y.size(-1), 1)
+    return (weight * y).sum(-1) / weight.sum(-1).clamp_min(1)
 
 
 def pruned(mixture: Mixture) -> Mixture:
