@@ -58,8 +58,8 @@ class UpdateOptions:
         learn_hyperparameters: Whether the inner loop moves hyperparameters; a number k
             for every k-th update only, starting with the first; ``"auto"`` to run the
             inner loop when it pays; ``"later"`` to leave that to ``model.learn()``.
-        learn_inducing_points: Whether it moves inducing points; ``None`` to move them
-            whenever it moves hyperparameters.
+        learn_inducing_points: Whether it moves inducing points as well, where an update
+            compresses; ``None`` is ``False``.
         inducing_points: ``(*batch_shape, m, d)``, explicit inducing points.
         trust_region: Width of the region around log-hyperparameters; leaving it costs
             nats. ``None`` for no trust region.
