@@ -137,18 +137,7 @@ def _predictor_of(old: Predictor, model: StreamingCore, take: Take) -> Predictor
 
 
 def _take_streams(module: nn.Module, shape: torch.Size, take: Take) -> dict[int, int]:
-    """Leave some streams of the tensors of a module itself, in place.
-
-    Bounds and priors are numbers, or have the shape of what they are for.
-
-    Args:
-        module: A part of a kernel, mean or likelihood.
-        shape: The batch shape that is left.
-        take: Takes these streams of a tensor.
-
-    Returns:
-        How many of their first dimensions run over streams, by the id of each tensor.
-    """
+    """Leave some streams of the tensors of a module itself; by id, their batch dims."""
     counts = {id(t): _num_own(module, t) for t in _tensors(module)}
     num_own = max(counts.values(), default=0) or len(_batch_shape(module))
     if num_own == 0:
@@ -156,6 +145,7 @@ def _take_streams(module: nn.Module, shape: torch.Size, take: Take) -> dict[int,
     tensors = [t for t in _tensors(module) if counts[id(t)] == num_own]
     changed = [(module, tensors)]
     for child in module.children():
+        # Bounds and priors are numbers, or have the shape of what they are for.
         if tensors and isinstance(child, Interval | Density):
             own = tensors[0].shape[:num_own]
             like = [t for t in _tensors(child) if t.shape[:num_own] == own]

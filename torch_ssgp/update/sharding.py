@@ -94,13 +94,7 @@ class ShardedObjective(GaussianObjective):
     """The bound with Gaussian noise, of which this process has a share of the rows.
 
     Without inducing points it is the evidence, which every process computes in full.
-
-    Args:
-        prior: Working copies of mean, kernel and likelihood.
-        rows: What is compressed.
-        data: All data: choices look at them.
-        team: The processes that share the work.
-        **options: As of :class:`Objective`.
+    Choices look at all data.
     """
 
     def __init__(
