@@ -312,6 +312,21 @@ def acceptance(file: Contents) -> list[Row]:
     return found
 
 
+def deep(file: Contents) -> list[Row]:
+    """Error and coverage with a network in the kernel, before it, and without."""
+    frame = of(file, case="deep")
+    return [
+        {
+            "stream": stream,
+            "model": words,
+            "RMSE": part[f"{name}: RMSE"].mean(),
+            "of 95 % intervals": part[f"{name}: in 95 %"].mean(),
+        }
+        for stream, part in frame.groupby("stream")
+        for name, words in NETWORKS.items()
+    ]
+
+
 def elsewhere(module: str) -> Callable[[Contents], list[Row]]:
     """The table that a module of the workbench makes of its file."""
     return lambda file: importlib.import_module(f"workbench.{module}").table(file)
@@ -352,6 +367,12 @@ TABLES: dict[str, tuple[str, Maker]] = {
     "soak-regimes": ("data/soak.json", soak_regimes),
     "bars": ("data/bars.json", acceptance),
     "frontier": ("data/frontier.json", elsewhere("frontier")),
+    "deep": ("data/deep.json", deep),
+}
+NETWORKS = {
+    "deep": "network in the kernel, learned along the stream",
+    "features": "network trained on the first batch, then frozen",
+    "ARD": "no network, one lengthscale per input",
 }
 SHORT = ("picture", "table")  # of README.md, which is short
 PICTURES = {"frontier": "![Error against cost](figures/frontier.png)\n\n"}

@@ -196,7 +196,8 @@ def _climb(
         if points is not None:
             objective.start_at(points.detach(), points.requires_grad)
     with_enough_jitter(objective, objective.check_finite)
-    near = None if anew or options.optimizer != "adam" else known.curvature
+    usual = options.optimizer == "adam" and options.lr is None
+    near = known.curvature if usual and not anew else None
     ascended = maximize(objective, options, not points_alone, near)
     with torch.no_grad():
         for parameter in objective.prior.parameters():
