@@ -19,11 +19,11 @@ from gpytorch.priors import GammaPrior
 
 import oracles
 from conftest import FULL
-from torch_ssgp import StreamingGP, compression
-from torch_ssgp.compression import choose_points, first_of_each
+from torch_ssgp import StreamingGP
 from torch_ssgp.exceptions import ArgumentError, BudgetWarning
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.memory import Rows
+from torch_ssgp.points import SPACINGS, choose_points, first_of_each
 
 
 def draw(n: int, dims: int = 1, top: float = 8.0):
@@ -229,7 +229,7 @@ def test_the_point_that_lowers_the_loss_most_is_kept_first(capacity):
 
     every = torch.cat([x[:1], points, x[1:]])
     span = every.amax(0) - every.amin(0)
-    scaled = every / (compression.SPACINGS * span / capacity**0.5)
+    scaled = every / (SPACINGS * span / capacity**0.5)
     K = (-0.5 * torch.cdist(scaled, scaled).square()).exp() + 1e-8 * torch.eye(20)
     W = torch.zeros(23, 20).double()
     W[:15, 1:13], W[15, 0] = U, weight[0].sqrt()

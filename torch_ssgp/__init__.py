@@ -20,9 +20,8 @@ paper, and goes on as rows of the same data set. Data flow through the package o
 ``update/``                  one update, as a function; its ``__init__.py`` is its tour
 ``prediction.py``            the posterior at test points
 ``summary.py``               ``PosteriorSummary``: a view of it at the points
-``compression.py``           the points that a compression leaves
 ``inducing.py``              policies that choose them instead
-``points.py``                sets of points: thin, merge, take the best first
+``points.py``                points: thin, merge, take the best, cover all inputs
 ``modules.py``               GPyTorch kernels and noises as tensors; jitter
 ``kernels.py``               GPyTorch's common kernels as plain tensors
 ``radial.py``                Matérn and rational quadratic kernels of a distance

@@ -20,12 +20,12 @@ from torch.nn.functional import pad
 
 from torch_ssgp import functional as fn
 from torch_ssgp import validation as check
-from torch_ssgp.compression import first_of_each
 from torch_ssgp.exceptions import ArgumentError, MergeError, NumericalWarning, warn
 from torch_ssgp.functional import PseudoObservations
 from torch_ssgp.memory import Counts, Memory, Rows
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.multioutput import MultiOutputGP
+from torch_ssgp.points import first_of_each
 from torch_ssgp.update import walk
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.result import Status

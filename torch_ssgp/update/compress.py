@@ -20,13 +20,12 @@ from torch import Tensor
 
 from torch_ssgp import functional as fn
 from torch_ssgp import validation as check
-from torch_ssgp.compression import choose_points
 from torch_ssgp.exceptions import breakdowns
 from torch_ssgp.functional import PriorBlocks, PseudoObservations
 from torch_ssgp.inducing import Candidates
 from torch_ssgp.memory import Data, GaussianData, Rows
 from torch_ssgp.modules import same_points, square_gram
-from torch_ssgp.points import merge_duplicates
+from torch_ssgp.points import choose_points, merge_duplicates
 from torch_ssgp.update import young
 from torch_ssgp.update.objective import Evaluated, Objective
 from torch_ssgp.update.sites import SiteObjective
