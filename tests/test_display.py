@@ -33,7 +33,7 @@ def test_a_model_shows_five_lines():
     model.update(x[:3], x[:3].sin(), num_steps=0)
     assert facts(model) == {
         "kernel": "2.5 * Matern(lengthscale=0.6931)",
-        "memory": "11 points; 11 of at most 13 rows, 3 of them raw data",
+        "memory": "11 points; 11 of at most 12 rows, 3 of them raw data",
         "data": "43 seen in 2 updates",
         "noise": "variance 0.04",
         "alarm": "none",
@@ -48,7 +48,7 @@ def test_a_model_without_data_shows_its_prior():
         "(RBF(lengthscale=0.5 to 2) * Periodic(lengthscale=0.6931, "
         "period_length=0.6931) + Linear(variance=0.6931))"
     )
-    assert shown["memory"].startswith("0 points; 0 of at most 301 rows")
+    assert shown["memory"].startswith("0 points; 0 of at most 300 rows")
     assert shown["data"] == "0 seen in 0 updates"
     assert shown["noise"] == "that of a BernoulliLikelihood"
 

@@ -225,3 +225,14 @@ def test_a_budget_is_kept_and_the_next_updates_go_on():
     assert max(steps) <= 6
     x_test, y_test = data(50, seed=5)
     assert (model(x_test).mean - y_test).square().mean().sqrt() < 0.3
+
+
+def test_a_fantasy_by_the_name_of_gpytorch_is_conditioning():
+    model = started()
+    x, y = data(4, seed=1)
+    one, other = (
+        condition(x, y).forward(x)
+        for condition in (model.get_fantasy_model, model.condition_on_observations)
+    )
+    assert_close(one.mean, other.mean)
+    assert_close(one.variance, other.variance)

@@ -407,9 +407,10 @@ def _from_version_02(
         "counts": g.new_tensor(counts),
     }
     if int(old["base_key"]):
-        names = ("base_residual", "base_data", "base_power")
-        rho, n, power = (old[name].to(g).expand(g.shape[:-1]) for name in names)
-        new["base"] = torch.stack([old[f"base_{n}"] for n in ("key", "rows", "raw")])
+        parts = (old[f"base_{name}"].to(g) for name in ("residual", "data", "power"))
+        rho, n, power = (part.expand(g.shape[:-1]) for part in parts)
+        key = [old[f"base_{name}"] for name in ("key", "rows", "raw")]
+        new["base"] = torch.stack(key)
         new["inherited"] = torch.stack([rho, n, torch.zeros_like(n), power], -1)
     return {
         name: new[name] if name in _SINCE_VERSION_02 else old[name]

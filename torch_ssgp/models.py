@@ -370,6 +370,18 @@ class StreamingGP(StreamingCore):
             with self.locks.commit:
                 return condition(self, x, y, noise, inducing_points)
 
+    def get_fantasy_model(
+        self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None
+    ) -> StreamingGP:
+        """As :meth:`condition_on_observations`, by the name that GPyTorch uses.
+
+        Args:
+            inputs: ``(*batch, n, d)``.
+            targets: ``(*batch, n)``.
+            noise: Known noise variances, of the shape of ``targets``.
+        """
+        return self.condition_on_observations(inputs, targets, noise)
+
     # -- predicting -----------------------------------------------------------------
 
     def log_evidence(self) -> Tensor:

@@ -343,7 +343,7 @@ MEMORY = 1.5  # rows of a memory for every point that a compression leaves, by d
 def check_memory_size(value: int | None, num_inducing: int) -> int:
     """The largest number of rows: room for the points, and for data besides."""
     if value is None:
-        return int(MEMORY * num_inducing) + 1
+        return max(int(MEMORY * num_inducing), num_inducing + 1)
     size = check_positive_int(value, "memory_size")
     if size < num_inducing:
         raise ArgumentError(
