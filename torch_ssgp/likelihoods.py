@@ -237,19 +237,13 @@ def log_predictive(
 ) -> Tensor:
     """Log-probability of each target, given the marginals of its function.
 
-    Classes that share data get equal shares of a bound on it.
-
-    Args:
-        likelihood: A likelihood.
-        y: ``(*batch, n)`` targets.
-        mean: ``(*batch, n)`` marginal means of the function.
-        variance: ``(*batch, n)`` marginal variances.
+    Arguments as in :func:`expected_log_prob`. Classes that share data get equal shares
+    of a bound on it.
     """
     if couples_classes(likelihood):
         return expected_log_prob(likelihood, y, mean, variance)
-    latent = MultivariateNormal(
-        mean, DiagLinearOperator(variance.clamp_min(MIN_VARIANCE))
-    )
+    variance = variance.clamp_min(MIN_VARIANCE)
+    latent = MultivariateNormal(mean, DiagLinearOperator(variance))
     with _seeded(mean.device):
         return likelihood.log_marginal(y, latent)
 
@@ -259,18 +253,13 @@ def expected_log_predictive(
 ) -> Tensor:
     """What :func:`log_predictive` is expected to be of targets that are not seen yet.
 
-    Labels are enumerated, other targets drawn, the same in every call.
-
-    Args:
-        likelihood: A likelihood.
-        y: ``(*batch, n)`` targets; only their shape counts.
-        mean: ``(*batch, n)`` marginal means of the function.
-        variance: ``(*batch, n)`` marginal variances.
+    Labels are enumerated, other targets drawn, the same in every call. Of ``y`` only
+    the shape counts.
     """
     if takes_labels(likelihood):
         coupled = couples_classes(likelihood)
         labels = range(likelihood.num_classes if coupled else 2)
-        every = [torch.full_like(y, label) for label in labels]
+        every = (torch.full_like(y, label) for label in labels)
         shares = torch.stack(
             [log_predictive(likelihood, label, mean, variance) for label in every]
         )

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from inspect import isfunction
 from types import BuiltinFunctionType, MethodType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gpytorch.means import constant_mean
@@ -59,30 +59,6 @@ _TAG = b"torch_ssgp model\n"
 _DIGEST_SIZE = hashlib.sha256().digest_size
 
 MapLocation = str | torch.device | dict[str, str] | Callable[[Any, str], Any] | None
-
-
-class Layout(NamedTuple):
-    """What the file of a class must hold.
-
-    Attributes:
-        settings: Arguments of the constructor, with their types.
-        modules: Names of the modules.
-        tensor: Name of a tensor of the state; modules go to its device.
-        build: Makes a model of a class from its modules and the content of the file.
-    """
-
-    settings: dict[str, type]
-    modules: tuple[str, ...]
-    tensor: str
-    build: Callable[[Any, dict[str, Any], dict[str, Any]], Any]
-
-
-STREAMING_GP = Layout(
-    SETTINGS,
-    MODULES,
-    "memory.g",
-    lambda cls, modules, content: cls(**modules, **content["settings"]),
-)
 
 
 def core_settings(core: StreamingGP) -> dict[str, Any]:
@@ -128,12 +104,17 @@ def write(
     _replace_file(path, _TAG + hashlib.sha256(payload).digest() + payload)
 
 
+def _build(cls: Any, modules: dict[str, Any], content: dict[str, Any]) -> Any:
+    return cls(**modules, **content["settings"])
+
+
 def load(
     cls: type,
     path: str | os.PathLike[str],
     map_location: MapLocation,
     given: dict[str, Any],
-    layout: Layout = STREAMING_GP,
+    settings: dict[str, type] = SETTINGS,
+    build: Callable[[Any, dict[str, Any], dict[str, Any]], Any] = _build,
 ) -> Any:
     """Read a model; see :meth:`torch_ssgp.StreamingGP.load`.
 
@@ -142,7 +123,8 @@ def load(
         path: A file that :func:`write` wrote.
         map_location: As in ``torch.load``.
         given: Built modules by name; None where the file has one.
-        layout: What the file must hold.
+        settings: Arguments of the constructor that it must hold, with their types.
+        build: Makes a model of a class from its modules and the content of the file.
     """
     content = _read(path, map_location)
     if content["class"] != cls.__name__:
@@ -151,18 +133,19 @@ def load(
             f"Use {content['class']}.load."
         )
     with _state_errors(f"{path} cannot be read as a model:"):
-        _check_kinds(content["settings"], layout.settings)
-        _check_kinds(content["state"], {layout.tensor: Tensor})
-        for name in {*layout.modules, *content["modules"]}:
+        _check_kinds(content["settings"], settings)
+        for name in {*MODULES, *content["modules"]}:
             _check_kinds(content["modules"][name], {"classes": list})
-    modules = _rebuild(path, content, map_location, given, layout)
+        state = content["state"]
+        device = [state[key] for key in state if key.endswith("memory.g")][0].device
+    modules = _rebuild(path, content, map_location, device, given)
     with _state_errors(
         f"The content of {path} is inconsistent, or does not fit the modules that you "
         "pass. Build them as they were when the model was saved."
     ):
-        model = layout.build(cls, modules, content)
+        model = build(cls, modules, content)
         model.core.to(content["dtype"])  # for a model whose modules have no tensor
-        model.load_state_dict(content["state"])
+        model.load_state_dict(state)
     return model.train(content["training"])
 
 
@@ -170,8 +153,8 @@ def _rebuild(
     path: str | os.PathLike[str],
     content: dict[str, Any],
     map_location: MapLocation,
+    device: torch.device,
     given: dict[str, Any],
-    layout: Layout,
 ) -> dict[str, Any]:
     """All modules of a file by name: rebuilt from it, or given by the caller."""
     for name, module in given.items():
@@ -179,7 +162,7 @@ def _rebuild(
             raise StateError(
                 f"{name} was passed, but the model in {path} has none. Load it without."
             )
-    device, modules = content["state"][layout.tensor].device, {}
+    modules = {}
     for name, saved in content["modules"].items():
         module = given.get(name)
         if module is None:

@@ -198,13 +198,7 @@ class SingleTaskStreamingGP(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
         num_inducing: int | None = None,
         memory_size: int | None = None,
     ) -> dict[str, Any]:
-        """Arguments of the constructor for a data set.
-
-        Args:
-            training_data: The data set.
-            num_inducing: Number of points of a compression, if not the default.
-            memory_size: Largest number of rows, if not the default.
-        """
+        """Arguments of the constructor for a data set, and sizes if not the default."""
         inputs = super().construct_inputs(training_data=training_data)
         sizes = {"num_inducing": num_inducing, "memory_size": memory_size}
         return inputs | {name: n for name, n in sizes.items() if n is not None}
@@ -284,17 +278,9 @@ class SingleTaskStreamingGP(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
     ) -> MarginalLogLikelihood:
         """Called by ``fit_gpytorch_mll(mll)``: the same as :meth:`fit`.
 
-        Args:
-            mll: A marginal log likelihood of this model. The objective is always the
-                streaming bound with the priors of the hyperparameters.
-            closure: Not supported.
-            optimizer: Not supported.
-            closure_kwargs: Not supported.
-            optimizer_kwargs: Options of :meth:`fit`.
-            **ignored: Options of BoTorch's own fitting, such as ``max_attempts``.
-
-        Returns:
-            The ``mll``, in evaluation mode.
+        The objective is always the streaming bound with the priors of the
+        hyperparameters. Options of :meth:`fit` are passed as ``optimizer_kwargs``;
+        those of BoTorch's own fitting, such as ``max_attempts``, are ignored.
         """
         if closure is not None or closure_kwargs or optimizer is not None:
             raise UnsupportedError(
@@ -456,10 +442,9 @@ class SingleTaskStreamingGP(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
         return self.train(False)
 
     def _set_transformed_inputs(self) -> None:
-        """Nothing to transform: the memory holds transformed inputs."""
+        """Nothing to transform, nor to revert: the memory holds transformed inputs."""
 
-    def _revert_to_original_inputs(self) -> None:
-        """Nothing to revert: the memory holds transformed inputs."""
+    _revert_to_original_inputs = _set_transformed_inputs
 
     # -- predicting -----------------------------------------------------------------
 
@@ -581,15 +566,9 @@ class SingleTaskStreamingGP(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
     ) -> Self:
         """Condition on data as ``ModelListGP`` passes them.
 
-        Args:
-            inputs: ``(batch_shape) x n x d``, before the input transform.
-            targets: ``(fantasies) x (batch_shape) x n`` (outputs before ``n``), after
-                the outcome transform.
-            noise: Variances of the targets, after the outcome transform.
-            **ignored: Options of GPyTorch's own fantasies.
-
-        Returns:
-            A model that has also seen the data; this one is untouched.
+        Inputs ``(batch_shape) x n x d`` come before the input transform, targets
+        ``(fantasies) x (batch_shape) x n`` (outputs before ``n``) and their noise after
+        the outcome transform.
         """
         X = inputs[0] if isinstance(inputs, list | tuple) else inputs
         m = self.num_outputs
@@ -620,11 +599,7 @@ class SingleTaskStreamingGP(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
         return self._with_core(new)
 
     def subset_output(self, idcs: list[int]) -> Self:
-        """A copy of this model with some of its outputs.
-
-        Args:
-            idcs: The outputs to keep.
-        """
+        """A copy of this model with some of its outputs."""
         m = self.num_outputs
         chosen = outputs.output_indices(idcs, m)
         if chosen == list(range(m)):
@@ -650,15 +625,10 @@ class SingleTaskStreamingGP(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
         keep_transforms: bool = True,
         assign: bool = False,
     ) -> Any:
-        """Load hyperparameters, memory and transforms. Loading is atomic.
+        """Load the state of a model built with the same arguments. Loading is atomic.
 
-        Args:
-            state_dict: The state of a model built with the same arguments; it may have
-                seen any number of data.
-            strict: Whether the keys must be the same.
-            keep_transforms: Ignored: the transforms are always those of the state,
-                because its memory is in their units.
-            assign: See ``torch.nn.Module.load_state_dict``.
+        ``keep_transforms`` is ignored: the transforms are always those of the state,
+        because its memory is in their units.
         """
         return super().load_state_dict(state_dict, strict, assign)
 
@@ -674,11 +644,7 @@ class SingleTaskStreamingGP(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
     # -- files ----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a file atomically; :meth:`load` reads it.
-
-        Args:
-            path: The file. An interrupted save leaves the previous file intact.
-        """
+        """Write the model to a file; see :meth:`torch_ssgp.StreamingGP.save`."""
         model = deepcopy(self)  # a copy, which no other thread changes
         modules = {name: getattr(model.model, name) for name in persistence.MODULES}
         has = [name for name in TRANSFORMS if hasattr(model, name)]
@@ -702,22 +668,8 @@ class SingleTaskStreamingGP(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
     ) -> Self:
         """Read a model that :meth:`save` wrote.
 
-        No code in the file is run. Modules and transforms of GPyTorch and BoTorch and
-        the policies of this package are rebuilt from it. Pass your own modules and
-        transforms, built like the saved ones; their values are replaced.
-
-        Args:
-            path: The file.
-            map_location: Device to load to, as in ``torch.load``.
-            covar_module: Your own kernel.
-            likelihood: Your own likelihood.
-            mean_module: Your own mean.
-            inducing_policy: Your own policy; it is used as passed.
-            input_transform: Your own input transform.
-            outcome_transform: Your own outcome transform.
-
-        Returns:
-            The model, in the dtype and on the device it was saved from.
+        As :meth:`torch_ssgp.StreamingGP.load`; transforms of BoTorch are rebuilt too.
+        Pass your own, built like the saved ones.
         """
         given = {
             "covar_module": covar_module,
@@ -727,7 +679,7 @@ class SingleTaskStreamingGP(AtomicModule, GPyTorchModel, GP, FantasizeMixin):
             "input_transform": input_transform,
             "outcome_transform": outcome_transform,
         }
-        return persistence.load(cls, path, map_location, given, LAYOUT)
+        return persistence.load(cls, path, map_location, given, SETTINGS, _build)
 
     # -- helpers ---------------------------------------------------------------------
 
@@ -789,9 +741,4 @@ def _build(cls: Any, parts: dict[str, Any], content: dict[str, Any]) -> Any:
     return model
 
 
-LAYOUT = persistence.Layout(
-    {**persistence.SETTINGS, "num_dims": int},
-    persistence.MODULES,
-    "model.memory.g",
-    _build,
-)
+SETTINGS = persistence.SETTINGS | {"num_dims": int}
