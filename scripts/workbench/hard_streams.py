@@ -15,11 +15,6 @@ from workbench import streams
 NOISE = 0.1  # standard deviation, of all targets that are numbers
 
 
-def observed(f: Tensor, gen: torch.Generator) -> Tensor:
-    """Values with noise."""
-    return streams.with_noise(f, NOISE, gen)
-
-
 # On the unit cube, so that a few hundred data determine the function.
 LENGTHSCALES = {1: 0.15, 2: 0.4, 3: 0.7, 4: 1.0}
 SMALL_TEST = 300
@@ -78,7 +73,7 @@ def small_data(case: Small, num: int | None = None) -> SmallData:
     ).split([num, SMALL_TEST])
     if case.arrival == "sorted":
         x = x[x[:, 0].argsort()]
-    y = observed(function(x), gen)
+    y = streams.with_noise(function(x), NOISE, gen)
     batches = streams.split_rows(x, y, case.first, case.batch)
     return SmallData(batches, x_test, function(x_test))
 
@@ -133,7 +128,7 @@ def series_data(case: Series, seed: int) -> tuple[Tensor, Tensor, Tensor]:
             phase = torch.rand((), generator=gen, dtype=torch.float64)
             angle = 2 * math.pi * (harmonic * x.squeeze(-1) / period + phase)
             f = f + amplitude * torch.cos(angle)
-    return x, observed(f, gen), f
+    return x, streams.with_noise(f, NOISE, gen), f
 
 
 def series_kernel(case: Series) -> Kernel:

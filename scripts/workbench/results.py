@@ -67,11 +67,9 @@ def read(path: Path) -> Contents:
     return Contents(**file)
 
 
-def write(
-    path: Path, header: Row, rows: Iterable[Row], *, digits: int = DIGITS
-) -> None:
-    """Replace a file; ``digits`` are those of floats that are significant."""
-    lines = ",\n".join(json.dumps(rounded(row, digits)) for row in rows)
+def write(path: Path, header: Row, rows: Iterable[Row]) -> None:
+    """Replace a file."""
+    lines = ",\n".join(json.dumps(rounded(row)) for row in rows)
     text = f'{{"header": {json.dumps(header)},\n"rows": [\n{lines}\n]}}\n'
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -109,11 +107,8 @@ class Table:
     several processes can share a file. ``names`` are the columns that name a row.
     """
 
-    def __init__(
-        self, path: Path, names: Sequence[str], header: Row, digits: int = DIGITS
-    ) -> None:
+    def __init__(self, path: Path, names: Sequence[str], header: Row) -> None:
         self.path, self.names, self.header = path, tuple(names), header
-        self.digits = digits
 
     def key(self, row: Row) -> Key:
         """The names of a row."""
@@ -135,7 +130,7 @@ class Table:
         self._write(row for row in self.rows().values() if not stale(row))
 
     def _write(self, rows: Iterable[Row]) -> None:
-        write(self.path, self.header, rows, digits=self.digits)
+        write(self.path, self.header, rows)
 
     def run(self, jobs: Jobs, *, again: bool = False, workers: int = 1) -> list[Row]:
         """All rows, after those that were missing were made.
