@@ -22,6 +22,7 @@ from workbench import (
     example_pages,
     experiments,
     frontier,
+    how,
     latency,
     messages,
     reproduce,
@@ -118,6 +119,15 @@ def test_the_experiments_of_the_paper_run_and_are_drawn(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.png").stat().st_size > 1000
 
 
+def test_pictures_of_how_it_works_are_drawn_from_models(tmp_path: Path) -> None:
+    how.main(["rows", "bordering", "compression", "--out", str(tmp_path)])
+    assert {path.name for path in tmp_path.iterdir() if path.stat().st_size > 1000} == {
+        f"how-{name}.png" for name in ("rows", "bordering", "compression")
+    }
+    page = (DOCS / "how.md").read_text(encoding="utf-8")
+    assert all(f"(figures/how-{name}.png)" in page for name in how.PICTURES)
+
+
 def test_without_a_gpu_the_check_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,5 +190,9 @@ def test_pages_of_examples_say_what_the_examples_say(name: str) -> None:
     folder = DOCS / "examples"
     page = example_pages.page(name, example_pages.ran_before(name, folder))
     assert (folder / f"{name}.md").read_text(encoding="utf-8") == page
-    index = (folder / "index.md").read_text(encoding="utf-8")
-    assert index == example_pages.index() and f"({name}.md)" in index
+
+
+def test_the_index_lists_every_example() -> None:
+    index = (DOCS / "examples" / "index.md").read_text(encoding="utf-8")
+    assert index == example_pages.index()
+    assert all(f"({name}.md)" in index for name in example_pages.names())
