@@ -268,8 +268,7 @@ def recall(known: Known, new: Data, limits: Limits) -> State:
     if changes_form and not memory.is_empty:
         sigma2 = frozen.likelihood.noise.detach().to(y.dtype)
         scale = sigma2.squeeze(-1).expand(batch)
-        past = fn.to_sites(past, scale)
-        noise = torch.where(noise == 0, sigma2, noise)
+        past, noise = fn.to_sites(past, scale), noise.where(noise != 0, sigma2)
     past = past._replace(g=of_data(past.g), rho=past.rho.expand(batch))
     data = Data(
         x,
