@@ -268,16 +268,17 @@ def _cover(
     order = torch.arange(num_points, device=points.device).expand(points.shape[:-1])
     place = torch.where(order < num_kept, order, num_points)
     floor = torch.full_like(unit[..., 0], 3 * jitter)
+    first = place < num_points if num_kept else None
     for _ in range(MAX_HALVINGS):
         distance = torch.cdist(unit, unit, compute_mode=EXACT)
         K = distance.square_().mul_(-0.5).clamp_min_(far(unit)).exp_()
         diagonal(K).add_(jitter)
-        first = place < num_points
         taken = take(K, observed, capacity, information, floor, first)
         rank = torch.arange(taken.order.size(-1), device=points.device)
         rank = torch.where(taken.useful, rank, num_points)
         place = place.scatter_reduce(-1, taken.order, rank, "amin")
-        if bool((place < num_points).sum(-1).min() >= capacity):
+        first = place < num_points
+        if bool(first.sum(-1).min() >= capacity):
             break
         unit = 2 * unit
     return place.argsort(dim=-1, stable=True)[..., :capacity]
