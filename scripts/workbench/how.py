@@ -8,6 +8,7 @@ They go to docs/figures/how-*.png.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -20,6 +21,7 @@ from matplotlib import pyplot
 from torch import Tensor
 
 from torch_ssgp import StreamingGP, UpdateOptions, merge
+from torch_ssgp.exceptions import BudgetWarning
 from workbench.common import DOCS, new_parser, save
 
 NOISE = 0.15
@@ -32,6 +34,11 @@ STYLE |= {"axes.spines.top": False, "axes.spines.right": False}
 def wave(x: Tensor) -> Tensor:
     """A function of one input, ``(n, 1)``."""
     return torch.sin(2 * x[:, 0]) + 0.4 * torch.cos(5 * x[:, 0])
+
+
+def arrays(*values: Tensor) -> list[np.ndarray]:
+    """Tensors as matplotlib takes them; inputs ``(n, 1)`` as a vector."""
+    return [v.detach().reshape(v.numel()).numpy() for v in values]
 
 
 def noisy(f: Tensor, noise: float = NOISE) -> Tensor:
@@ -54,16 +61,16 @@ def new_model(num_inducing: int, memory_size: int | None = None) -> StreamingGP:
 def band(ax: Any, model: StreamingGP, x: Tensor, color: str, label: str) -> None:
     """Mean and 95 % band of the function."""
     latent = model(x)
-    low, high = latent.confidence_region()
-    ax.plot(x[:, 0], latent.mean, color=color, lw=1.8, label=label)
-    ax.fill_between(x[:, 0], low, high, color=color, alpha=0.2, lw=0)
+    at, mean, low, high = arrays(x, latent.mean, *latent.confidence_region())
+    ax.plot(at, mean, color=color, lw=1.8, label=label)
+    ax.fill_between(at, low, high, color=color, alpha=0.2, lw=0)
 
 
 def ticks(ax: Any, x: Tensor, label: str) -> None:
     """Points, at the foot of the axes."""
     foot = ax.get_xaxis_transform()
     style = {"color": BAD, "ms": 10, "mew": 1.6, "label": label}
-    ax.plot(x[:, 0], [0.04] * len(x), "|", transform=foot, **style)
+    ax.plot(*arrays(x), [0.04] * len(x), "|", transform=foot, **style)
 
 
 def panels(count: int, height: float, **options: Any) -> tuple[Any, Any]:
@@ -75,7 +82,7 @@ def panels(count: int, height: float, **options: Any) -> tuple[Any, Any]:
 def shown(ax: Any, matrix: Tensor, largest: float) -> None:
     """A matrix, red above zero and blue below."""
     limits = {"vmin": -largest, "vmax": largest}
-    ax.imshow(matrix, cmap="RdBu_r", interpolation="nearest", **limits)
+    ax.imshow(matrix.detach().numpy(), cmap="RdBu_r", interpolation="nearest", **limits)
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(True)
 
@@ -85,15 +92,15 @@ def shown(ax: Any, matrix: Tensor, largest: float) -> None:
 
 def rows() -> Any:
     """A memory: compressed rows and raw data, as one regression."""
-    model, x = new_model(8, 16), column(0, 6, 46)
+    model, x = new_model(12, 20), column(0, 6, 46)
     y = noisy(wave(x))
     model.update(x[:40], y[:40])
     model.update(x[40:], y[40:], num_steps=0)
     memory = model.memory
     past = memory.compressed
     figure, (above, below) = panels(2, 3.1, height_ratios=(1, 1.1))
-    above.plot(x[:40, 0], y[:40], ".", color=PAST, label="compressed data")
-    above.plot(memory.raw_x[:, 0], memory.y, "o", color=NEW, ms=4, label="raw data")
+    above.plot(*arrays(x[:40], y[:40]), ".", color=PAST, label="compressed data")
+    above.plot(*arrays(memory.raw_x, memory.y), "o", color=NEW, ms=4, label="raw data")
     band(above, model, column(-0.3, 6.3, 200), OURS, "posterior")
     ticks(above, past.points, "points $Z$ of the compressed data")
     above.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
@@ -120,9 +127,9 @@ def bordering() -> Any:
     factor = model.predictor().factor
     assert factor is not None
     figure, (above, left, below) = panels(3, 2.6, height_ratios=(1, 1.25, 0.7))
-    above.plot(x[:23, 0], y[:23], ".", color=PAST, ms=7, label="data so far")
+    above.plot(*arrays(x[:23], y[:23]), ".", color=PAST, ms=7, label="data so far")
     band(above, before, column(0, 6, 200), OURS, "what they predict")
-    above.plot(x[23:, 0], y[23:], "o", color=BAD, label="the new datum")
+    above.plot(*arrays(x[23:], y[23:]), "o", color=BAD, label="the new datum")
     above.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     shown(left, factor.W, float(factor.W.abs().quantile(0.98)))
     left.add_patch(
@@ -130,7 +137,7 @@ def bordering() -> Any:
     )
     left.set_title("$W = L^{-1}$: the new datum is the last row, nothing else changes")
     colors = [PAST] * 23 + [BAD]
-    below.bar(range(24), factor.e.detach(), color=colors)
+    below.bar(range(24), *arrays(factor.e), color=colors)
     below.axhline(0, color="0.5", lw=0.8)
     below.set_ylabel("$e$")
     below.set_xlabel("datum: its error, in standard deviations, given all before it")
@@ -144,17 +151,18 @@ def compression() -> Any:
     exact = new_model(150)
     exact.update(x, y)
     figure, axes = panels(4, 1.9, sharex=True)
-    axes[0].plot(x[:, 0], y, ".", color=PAST, ms=4)
+    axes[0].plot(*arrays(x, y), ".", color=PAST, ms=4)
     band(axes[0], exact, grid, OURS, "")
     axes[0].set_title(f"all {len(x)} data: the exact GP")
     for ax, count in zip(axes[1:], (20, 15, 10), strict=True):
         model = new_model(count)
         for mine, its in zip(model.parameters(), exact.parameters(), strict=True):
             mine.data.copy_(its.data)
-        result = model.update(x, y, num_steps=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BudgetWarning)  # on purpose
+            result = model.update(x, y, num_steps=0)
         band(ax, model, grid, "tab:orange", "")
-        with torch.no_grad():
-            ax.plot(grid[:, 0], exact(grid).mean, color=OURS, lw=1.2, ls="--")
+        ax.plot(*arrays(grid, exact(grid).mean), color=OURS, lw=1.2, ls="--")
         ticks(ax, model.points, "")
         lost = float(result.projection_loss)
         ax.set_title(f"{count} points; the compression lost {lost:.1f} nats")
@@ -186,8 +194,8 @@ def alarm() -> Any:
     mean, width = zip(*ahead, strict=True)
     bars = {"ecolor": OURS, "elinewidth": 1.2, "fmt": "none", "alpha": 0.5}
     above.errorbar(range(len(x)), mean, width, label="predicted one ahead", **bars)
-    above.plot(y, ".", color=NEW, ms=5, label="data")
-    above.plot(out, y[out], "o", mfc="none", mec="tab:orange", ms=9, mew=1.6)
+    above.plot(*arrays(y), ".", color=NEW, ms=5, label="data")
+    above.plot(out, *arrays(y[out]), "o", mfc="none", mec="tab:orange", ms=9, mew=1.6)
     above.plot([], [], "o", mfc="none", mec="tab:orange", label="left out as outliers")
     above.set_ylim(float(y.min()) - 0.5, float(y.max()) + 0.5)
     below.plot(alarms, color=NEW, drawstyle="steps-mid")
@@ -218,11 +226,15 @@ def rate() -> Any:
             rates.append(float(result.rate))
         below.plot(ends, rates, ".-", color=color, label=f"a function that {name}")
         if name == "drifts":
-            above.plot(x[:320, 0], y[:320], ".", color="0.85", ms=4, label="old data")
-            above.plot(x[320:, 0], y[320:], ".", color=NEW, ms=4, label="the last 80")
+            above.plot(
+                *arrays(x[:320], y[:320]), ".", color="0.85", ms=4, label="old data"
+            )
+            above.plot(
+                *arrays(x[320:], y[320:]), ".", color=NEW, ms=4, label="the last 80"
+            )
             band(above, model, grid, color, "posterior now")
             now = torch.sin(6 * grid[:, 0] + phase[-1])
-            above.plot(grid[:, 0], now, "--", color=BAD, label="the function now")
+            above.plot(*arrays(grid, now), "--", color=BAD, label="the function now")
     above.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     below.set(xlabel="data so far", ylabel="rate, per datum")
     below.legend(frameon=False)
@@ -238,16 +250,17 @@ def merged() -> Any:
     figure, axes = panels(3, 2.1, sharex=True, sharey=True)
     for ax, model, part, site in zip(axes, models, parts, "AB", strict=False):
         model.update(x[part], y[part])
-        ax.plot(x[part, 0], y[part], ".", color=PAST, ms=4)
+        ax.plot(*arrays(x[part], y[part]), ".", color=PAST, ms=4)
         band(ax, model, grid, OURS, "")
         ticks(ax, model.points, "")
         ax.set_title(f"site {site}: {part.stop - part.start} data")
     model = merge(models, learn_hyperparameters=True)
     band(axes[2], model, grid, "tab:orange", "")
-    axes[2].plot(grid[:, 0], wave(grid), "--", color=BAD, lw=1.2)
+    axes[2].plot(*arrays(grid, wave(grid)), "--", color=BAD, lw=1.2)
     ticks(axes[2], model.points, "")
     count = int(model.num_data)
-    axes[2].set_title(f"merged: {count} data on {len(model.points)} points")
+    title = f"merged: {count} data on {len(model.points)} points"
+    axes[2].set_title(f"{title}; dashed: the function")
     return figure
 
 
@@ -261,12 +274,12 @@ PICTURES: dict[str, Callable[[], Any]] = {
 }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Draw some of the pictures."""
     parser = new_parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="picture", help=", ".join(PICTURES))
     parser.add_argument("--out", type=Path, default=DOCS / "figures")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for name in chosen.names or PICTURES:
         torch.manual_seed(0)
