@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torch_ssgp.exceptions import (
     BudgetWarning,
+    OutlierWarning,
     PrecisionWarning,
     SharedHyperparametersWarning,
     warn,
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 LARGE_LOSS = 0.1  # nats per datum whose loss is worth a warning
 NOISE_LIMIT = 1e-4  # of a variance, by default in GPyTorch
 COARSE = 0.3  # noise that cannot be smaller, in standard deviations of the targets
-ENOUGH = 10  # data that show how much the targets vary
+ENOUGH = 10  # data that show how much the targets vary, or outliers that are many
+MANY = 0.05  # share of outliers among all data that is worth a warning
 
 
 def warn_once(
@@ -39,6 +41,7 @@ def warn_once(
         "rounding": lambda: _rounding(model, data),
         "points": lambda: _too_few_points(model, learned, data, options),
         "scale": lambda: _small_targets(model, learned),
+        "outliers": lambda: _many_outliers(learned),
     }
     warned = model.warned
     for cause, find in causes.items():
@@ -72,6 +75,20 @@ def _too_few_points(
         f"function needs more points than that. {advice}."
     )
     return text, BudgetWarning
+
+
+def _many_outliers(learned: Learned) -> Found:
+    """Outliers that are no exceptions."""
+    state = learned.state
+    out, arrived = state.counts.num_outliers, state.counts.arrived
+    if out < ENOUGH or out < MANY * arrived * state.sunk.numel():
+        return None
+    text = (
+        f"{out:.0f} of {arrived:.0f} data were left out as outliers. If so many are "
+        "normal, use likelihood=gpytorch.likelihoods.StudentTLikelihood(), which "
+        "expects them. To keep every datum, use forget=1.0."
+    )
+    return text, OutlierWarning
 
 
 def _small_targets(model: StreamingCore, learned: Learned) -> Found:

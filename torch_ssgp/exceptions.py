@@ -100,6 +100,10 @@ class PrecisionWarning(StreamingGPWarning):
     """Inputs too close together for their dtype, or targets for the noise allowed."""
 
 
+class OutlierWarning(StreamingGPWarning):
+    """So many outliers that a likelihood with heavy tails suits the stream better."""
+
+
 class FlattenedWarning(StreamingGPWarning):
     """Learning that explained the function as noise."""
 
@@ -109,12 +113,7 @@ class ForgottenAbsorbWarning(StreamingGPWarning):
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Issue a warning that points at the line of the user's code.
-
-    Args:
-        message: The text.
-        category: The class of the warning.
-    """
+    """Issue a warning that points at the line of the user's code."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _package(frame) in _LIBRARIES:
         level, frame = level + 1, frame.f_back
@@ -131,11 +130,7 @@ def _package(frame: FrameType) -> str:
 
 @contextmanager
 def breakdowns(*errors: type[Exception]) -> Iterator[None]:
-    """Turn errors of linear algebra, and further ones, into a :class:`Breakdown`.
-
-    Args:
-        *errors: Other errors that hyperparameters out of range may raise here.
-    """
+    """Turn errors of linear algebra, and further ones, into a :class:`Breakdown`."""
     try:
         yield
     except (torch.linalg.LinAlgError, NotPSDError, NanError, *errors) as error:

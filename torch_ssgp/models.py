@@ -36,7 +36,7 @@ from torch_ssgp.update.objective import Prior
 from torch_ssgp.update.options import DEFAULTS, UpdateOptions, resolve
 from torch_ssgp.update.result import Status, UpdateResult
 from torch_ssgp.update.state import Learned
-from torch_ssgp.update.walk import caught_up
+from torch_ssgp.update.walk import caught_up, surprise
 from torch_ssgp.update.walk import update as update_walk
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -383,6 +383,36 @@ class StreamingGP(StreamingCore):
         return self.condition_on_observations(inputs, targets, noise)
 
     # -- predicting -----------------------------------------------------------------
+
+    def surprise(self, x: Tensor, y: Tensor, noise: Tensor | None = None) -> Tensor:
+        """How surprising data would be, before the model learns them.
+
+        Nats per datum by which they are less probable than the model expects, on the
+        scale of ``UpdateResult.surprise``: about zero for data as before, so that one
+        threshold serves every stream. Zero as long as nothing was learned.
+
+        Args:
+            x: ``(*batch_shape, n, d)``.
+            y: ``(*batch_shape, n)``; NaN for readings that are missing.
+            noise: Known noise variances, of the shape of ``y``.
+
+        Returns:
+            ``(*batch_shape,)``.
+
+        Example:
+            >>> import torch
+            >>> from gpytorch.kernels import RBFKernel, ScaleKernel
+            >>> from torch_ssgp import StreamingGP
+            >>> model = StreamingGP(ScaleKernel(RBFKernel()))
+            >>> x = torch.linspace(0, 6, 60)
+            >>> result = model.update(x, torch.sin(x) + 0.1 * torch.randn(60))
+            >>> bool(model.surprise(x[:5], torch.sin(x[:5]) + 3) > 10)
+            True
+        """
+        data = self.check_data(x, y, noise)
+        with torch.inference_mode(False), self.locks.commit:
+            value = surprise(self.known(data), data, self.limits(data))
+        return value.to(self.dtype)
 
     def log_evidence(self) -> Tensor:
         """Log evidence of all rows ``(*batch_shape,)``, differentiable in parameters.

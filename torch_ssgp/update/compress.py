@@ -31,7 +31,7 @@ from torch_ssgp.update.objective import Evaluated, Objective
 from torch_ssgp.update.sites import SiteObjective
 from torch_ssgp.update.state import Base, Limits, State, check_finite, make_objective
 
-BLURRED = 0.1  # share of the variance that points on a time axis may leave
+BLURRED = 0.1  # nats of each row that points on a time axis may lose
 
 
 def is_full(state: State, limits: Limits) -> bool:
@@ -103,18 +103,18 @@ def moves_on(objective: Objective, limits: Limits) -> bool:
 
 
 def blurs(objective: Objective, z: Tensor, weight: Tensor) -> bool:
-    """Whether points leave much of the prior variance of what rows and data say."""
+    r"""Whether points lose too many nats :math:`\lambda / 2s` of each row."""
     if objective.rate is not None:
         return True
-    form, U, root = objective.evaluate().form, objective.past.U, weight.sqrt()
+    now, U, x = objective.evaluate(), objective.past.U, objective.x
+    form, root, (_, s) = now.form, weight.sqrt(), objective.noises(now)
     L = fn.cholesky(square_gram(form, z, z.size(-2), objective.jitter))
     old = square_gram(form, objective.z_a, objective.z_a.size(-2), objective.jitter)
     G = fn.solve_lower(L, form.gram(z, objective.z_a) @ U.mT)
-    A = fn.solve_lower(L, form.gram(z, objective.x) * root.unsqueeze(-2))
-    said = fn.squared_norm(A, (-2, -1)) + fn.squared_norm(G, (-2, -1))
-    every = (weight * form.variances(objective.x)).sum(-1)
-    every = every + ((U @ old) * U).sum((-2, -1))
-    return bool((said < (1 - BLURRED) * every).any())
+    A = fn.solve_lower(L, form.gram(z, x) * root.unsqueeze(-2))
+    every = (weight * form.variances(x)).sum(-1) + ((U @ old) * U).sum((-2, -1))
+    lost = every - fn.squared_norm(A, (-2, -1)) - fn.squared_norm(G, (-2, -1))
+    return bool((lost / (2 * s) > BLURRED * (U.size(-2) + x.size(-2))).any())
 
 
 def precision(objective: Objective) -> Tensor:

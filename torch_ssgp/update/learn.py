@@ -301,6 +301,7 @@ def with_rate(
     if not drifts and rate is None:
         return fit
     state = state._replace(rate=rate, prior=fit.objective.prior)
+    known = known._replace(curvature=fit.ascended.curvature)
     options = replace(options, callback=None, progress=False, restart=False)
     try:
         other = _climb(state, known, options, limits, False)

@@ -130,6 +130,22 @@ def caught_up(learned: Learned, then: Memory, now: Known, limits: Limits) -> Sta
         return state._replace(bound=evidence(state, limits).to(dtype))
 
 
+def surprise(known: Known, data: Data, limits: Limits) -> Tensor:
+    """Nats per datum by which data are less probable than expected, ``(*batch,)``.
+
+    Args:
+        known: What the model knows.
+        data: Data that it does not learn, checked.
+        limits: The form of the rows.
+    """
+    state = recall(known, data, limits)
+    if is_first(state):
+        return torch.zeros_like(state.sunk)
+    with breakdowns(), torch.no_grad():
+        _, news = extend(fitted(state, limits), data, limits)
+    return average(news.surprise, data.seen)
+
+
 # -- recall ---------------------------------------------------------------------------
 
 
