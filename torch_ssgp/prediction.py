@@ -24,7 +24,7 @@ from torch_ssgp.exceptions import Breakdown, breakdowns
 from torch_ssgp.kernels import Drifting, Form, Stationary, select, stationary
 from torch_ssgp.memory import Data, GaussianData, Rows
 from torch_ssgp.modules import form_of, lazy_gram, square_gram
-from torch_ssgp.radial import far, matern
+from torch_ssgp.radial import far, radial
 from torch_ssgp.rows import Border, Factor, Regression, border
 
 if TYPE_CHECKING:
@@ -96,11 +96,7 @@ class Near(NamedTuple):
     def gram_with(self, new: Near) -> Tensor:
         """Covariance ``(*batch, r, 1)`` with one point in the same units."""
         q = (self.points - new.points).square_().sum(-1, keepdim=True).mul_(-0.5)
-        if self.kernel.nu is None:
-            k = q.clamp_min_(far(q)).exp_()
-        else:
-            k = matern(q, self.kernel.nu)[0]
-        k = k * self.kernel.scale[..., None, None]
+        k = radial(q, self.kernel.nu, None) * self.kernel.scale[..., None, None]
         if self.rate is not None:
             assert self.time is not None and new.time is not None
             age = (self.time - new.time).abs_().unsqueeze(-1)

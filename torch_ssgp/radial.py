@@ -1,4 +1,4 @@
-"""Matérn and rational quadratic kernels as functions of a distance."""
+"""Stationary kernels as functions of a distance."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ def far(like: Tensor) -> float:
 
 
 def radial(q: Tensor, nu: float | None, alpha: Tensor | None) -> Tensor:
-    r"""A Matérn or rational quadratic kernel of :math:`q = -\tfrac12 r^2`."""
+    r"""The exponential of :math:`q = -\tfrac12 r^2`, or a Matérn or RQ kernel of it."""
     if nu is not None:
         # Without a gradient there is nothing to keep for it.
         return _Matern.apply(q, nu) if q.requires_grad else matern(q, nu)[0]
-    assert alpha is not None
+    if alpha is None:
+        return q.clamp_min(far(q)).exp()
     alpha = alpha.unsqueeze(-1)
     return (1 - q.clamp_max(0) / alpha).pow(-alpha)
 
