@@ -45,6 +45,11 @@ NAMES = [field.name for field in fields(UpdateOptions)]
 SHARED = [name for name in NAMES if name not in ("progress", "callback")]
 
 
+# n m² of a step at which two processes are as fast as one: measured on one machine by
+# scripts/benchmark.py distributed.
+WORTH = 25_000_000
+
+
 class DistributedStreamingGP(nn.Module):
     """A model whose updates are shared by all ranks of a process group.
 
@@ -67,8 +72,9 @@ class DistributedStreamingGP(nn.Module):
         model: The model, on the device of this rank. It takes the state of the first
             rank.
         process_group: The processes that take part; all by default.
-        shard_above: Size of the smallest batch whose learning is divided; the size of
-            the memory by default. For smaller ones messages cost more than they save.
+        shard_above: Size of the smallest batch whose learning is divided; for smaller
+            ones messages cost more than they save. By default it depends on the number
+            of inducing points.
 
     Attributes:
         module: The model.
@@ -97,7 +103,7 @@ class DistributedStreamingGP(nn.Module):
                 "torch.distributed.init_process_group('gloo'), or 'nccl' on GPUs."
             )
         if shard_above is None:
-            shard_above = model.memory_size
+            shard_above = max(model.memory_size, WORTH // model.num_inducing**2)
         self.shard_above = check.check_positive_int(shard_above, "shard_above")
         self.module = model
         self.ranks = Team(process_group, model.device)
