@@ -44,8 +44,7 @@ def condition(
         x: ``(*batch, n, d)``.
         y: ``(*batch, n)``, or with further leading dimensions.
         noise: Known noise variances, of the shape of ``y``.
-        inducing_points: Points onto which the new model is compressed; ``None`` to keep
-            all rows.
+        inducing_points: Points onto which it is compressed; ``None`` keeps all rows.
     """
     data = core.check_data(x, y, noise, fantasy=True)
     limits, known = core.limits(data), core.known(data)

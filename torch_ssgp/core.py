@@ -143,11 +143,10 @@ class StreamingCore(AtomicModule, GP):
         self, x: Tensor, y: Tensor, noise: Tensor | None, fantasy: bool = False
     ) -> Data:
         """Checked data in the dtype of the algebra, with all batch dimensions."""
-        live = self._live
-        if live is not None and noise is None and not fantasy:
-            if live.takes(x, y, self.dtype):
-                dtype = live.base.s.dtype
-                return Data(x.detach().to(dtype), y.detach().to(dtype))
+        live = None if fantasy or noise is not None else self._live
+        if live is not None and live.takes(x, y, self.dtype):
+            dtype = live.base.s.dtype
+            return Data(x.detach().to(dtype), y.detach().to(dtype))
         names = ("x", "y") if fantasy else ("x_new", "y_new")
         likelihoods.check_takes_noise(self.likelihood, noise)
         came = x
@@ -191,9 +190,8 @@ class StreamingCore(AtomicModule, GP):
         dtype = settings.algebra_dtype.of(x.dtype)
 
         def prepared(value: Tensor) -> Tensor:
-            return leave_inference_mode(
-                (value if fantasy else value.detach()).to(dtype)
-            )
+            value = value if fantasy else value.detach()
+            return leave_inference_mode(value.to(dtype))
 
         return Data(
             prepared(x),

@@ -259,15 +259,7 @@ def project(
         t = \mathrm{tr}\, W (K_{ff} - Q_{ff}) W
             + \mathrm{tr}\, U (K_{aa} - Q_{aa}) U^\top,
 
-    with :math:`W = \mathrm{diag}(\sqrt{\lambda_i s / \sigma_i^2})`. For Power-EP
-    (:math:`\alpha > 0`) both blocks are whitened by
-
-    .. math::
-        \Sigma_y = I + \tfrac{\alpha}{s} \mathrm{diag}\, W (K_{ff} - Q_{ff}) W, \quad
-        \Sigma_g = I + \tfrac{\alpha}{s} U (K_{aa} - Q_{aa}) U^\top
-
-    and :math:`t = \tfrac{s}{\alpha} (\log |\Sigma_y| + \log |\Sigma_g|)`, which tends
-    to the trace above as :math:`\alpha \to 0`: one bound serves both.
+    with :math:`W = \mathrm{diag}(\sqrt{\lambda_i s / \sigma_i^2})`.
 
     Args:
         prior: Prior blocks at ``Z_b``, the new data and ``Z_a``.
@@ -281,9 +273,6 @@ def project(
         weight: ``(*batch, n)`` or ``(n,)``, :math:`\lambda_i`, powers of the
             likelihood of each datum, below one for those that are being forgotten;
             ``None`` for ones.
-
-    Returns:
-        The rows, and what was lost.
     """
     L, A_f, lost_f, G, lost_a, r_a = whiten(prior, past)
     lost = None
@@ -296,15 +285,11 @@ def project(
         lost = torch.cat(broadcast_rows(lost_f, lost_a), -1)
         loss = lost.sum(-1)
     else:
-        scale = s.unsqueeze(-1)
-        v_f = 1 + alpha * lost_f / scale
-        A_f, r_f = A_f / v_f.sqrt().unsqueeze(-2), r_f / v_f.sqrt()
         V_a = past.U @ prior.K_aa @ past.U.mT - G.mT @ G
-        eye = torch.eye(V_a.size(-1), dtype=V_a.dtype, device=V_a.device)
-        L_a = cholesky(eye + alpha * V_a / scale.unsqueeze(-1))
+        root_f, L_a, loss = power_ep(lost_f, V_a, s, alpha)
+        A_f, r_f = A_f / root_f.unsqueeze(-2), r_f / root_f
         G = solve_lower(L_a, G.mT).mT
         r_a = solve_lower(L_a, r_a.unsqueeze(-1)).squeeze(-1)
-        loss = s / alpha * (v_f.log().sum(-1) + log_det(L_a))
 
     r_f, r_a = broadcast_rows(r_f, r_a)
     return Projection(
@@ -316,6 +301,31 @@ def project(
         n=past.n + (y.size(-1) if weight is None else weight.sum(-1)),
         lost=lost,
     )
+
+
+def power_ep(
+    lost_f: Tensor, V_a: Tensor, s: Tensor, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Roots that whiten rows for Power-EP, and what is lost, ``(*batch,)``.
+
+    .. math::
+        \Sigma_y = I + \tfrac{\alpha}{s} \mathrm{diag}\, W (K_{ff} - Q_{ff}) W, \quad
+        \Sigma_g = I + \tfrac{\alpha}{s} U (K_{aa} - Q_{aa}) U^\top, \quad
+        t = \tfrac{s}{\alpha} (\log |\Sigma_y| + \log |\Sigma_g|)
+
+    tends to the trace as :math:`\alpha \to 0`: one bound serves both.
+
+    Args:
+        lost_f: ``(*batch, n)``, the diagonal of what the data lose.
+        V_a: ``(*batch, p, p)``, what the rows of the past lose.
+        s: ``(*batch,)``, noise scale of the rows.
+        alpha: The power, above zero.
+    """
+    scale = s.unsqueeze(-1)
+    v_f = 1 + alpha * lost_f / scale
+    eye = torch.eye(V_a.size(-1), dtype=V_a.dtype, device=V_a.device)
+    L_a = cholesky(eye + alpha * V_a / scale.unsqueeze(-1))
+    return v_f.sqrt(), L_a, s / alpha * (v_f.log().sum(-1) + log_det(L_a))
 
 
 def temper(projection: Projection, past: PseudoObservations, s: Tensor) -> Projection:
