@@ -250,10 +250,10 @@ def maximize(
     callbacks = [options.callback, bar and (lambda *_: bar.update())]
     ascent = Ascent(objective, variables, callbacks, options.trust_region)
     run = {"adam": _adam_and_newton, "lbfgs": _lbfgs}[name]
-    shape = ascent.eta.shape
+    H = _fitted(curvature, ascent.eta)
     try:
-        if curvature is not None and curvature.shape == (*shape, shape[-1]):
-            converged = _newton(ascent, num_steps, curvature)
+        if H is not None:
+            converged = _newton(ascent, num_steps, H)
         else:
             converged = run(ascent, num_steps, options.lr or LEARNING_RATES[name])
         good = ascent.is_finite() and bool(torch.isfinite(ascent.last).all())
@@ -285,6 +285,19 @@ def promise(objective: Objective, curvature: Tensor) -> float:
     g = ascent.slope()
     nats = 0.5 * (g * fn.matvec(curvature, g)).sum(-1)
     return float(nats.nan_to_num(math.inf).max())
+
+
+def _fitted(curvature: Tensor | None, eta: Tensor) -> Tensor | None:
+    """The curvature of these variables; the last one may be new, or gone: a rate."""
+    k = eta.size(-1)
+    if curvature is None or curvature.shape[:-2] != eta.shape[:-1]:
+        return None
+    if abs(k - curvature.size(-1)) > 1:
+        return None
+    H = torch.eye(k, dtype=eta.dtype, device=eta.device).repeat(*eta.shape[:-1], 1, 1)
+    both = min(k, curvature.size(-1))
+    H[..., :both, :both] = curvature[..., :both, :both]
+    return H
 
 
 def _adam_and_newton(ascent: Ascent, num_steps: int, lr: float) -> bool:
