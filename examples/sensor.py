@@ -1,10 +1,10 @@
 """Months of sensor data, reading by reading: gaps, a drift, a recalibration.
 
-Nothing is tuned. ``forget="auto"`` drops old stretches as the time axis outgrows the
-inducing points. The recalibration is learned as noise until the stretch before it is
-dropped. Run ``python examples/sensor.py``: it prints a table and saves out/sensor.png.
-In the table, "forgot" counts updates that dropped a part of the past, and "reset" those
-that began anew.
+Nothing is tuned. As the time axis outgrows the inducing points, old stretches fade and
+recent ones stay sharp. The recalibration is a change that the evidence finds where
+readings are dense enough to contradict what was predicted; otherwise it is a steep place
+that soon lies behind. Run ``python examples/sensor.py``: it prints a table and saves
+out/sensor.png. In the table, "reset" counts updates that began anew.
 """
 
 from __future__ import annotations
@@ -127,18 +127,17 @@ def main(
 
 
 def print_table(series: Series, track: Track) -> None:
-    """Errors one step ahead by tenths, what was forgotten, and the noise."""
+    """Errors one step ahead by tenths, new beginnings, and the noise."""
     error, inside = series.y - track.mean, 1.645 * track.std
     print(f"one reading ahead (the noise is {NOISE})")
-    print(f"{'days':>14}{'RMSE':>8}{'in 90 %':>9}{'forgot':>8}{'reset':>6}{'noise':>8}")
+    print(f"{'days':>14}{'RMSE':>8}{'in 90 %':>9}{'reset':>7}{'noise':>8}")
     for part in torch.arange(1, len(series.t)).chunk(10):
         rmse = error[part].square().mean().sqrt()
         share = (error[part].abs() < inside[part]).double().mean()
-        forgot = track.forgot[part]
         days = f"{series.t[part[0]]:.0f} to {series.t[part[-1]]:.0f}"
         print(
             f"{days:>14}{rmse:8.3f}{100 * share:8.0f}%"
-            f"{int((forgot < 1).sum()):8d}{int((forgot == 0).sum()):6d}"
+            f"{int((track.forgot[part] == 0).sum()):7d}"
             f"{track.noise[part].mean():8.3f}"
         )
 

@@ -26,6 +26,8 @@ def test_a_sensor_is_followed_through_gaps_and_a_calibration(tmp_path, capsys):
     later = slice(len(series.t) // 3, None)
     error = (series.y - track.mean)[later].square().mean().sqrt()
     assert error < 1.5  # readings have a standard deviation of 3
-    assert (track.forgot < 1).any()
+    # After the recalibration errors are those of before, sparse as readings are.
+    last = slice(-len(series.t) // 10, None)
+    assert (series.y - track.mean)[last].square().mean().sqrt() < 1.3
     assert (tmp_path / "sensor.png").stat().st_size > 10_000
     assert "one reading ahead" in capsys.readouterr().out

@@ -10,6 +10,7 @@
     python scripts/benchmark.py merge        three sites, a hundred models
     python scripts/benchmark.py distributed  messages and times of several ranks
     python scripts/benchmark.py bars         acceptance bars, for any version
+    python scripts/benchmark.py alarms       false alarms of thresholds
     python scripts/benchmark.py tables       tables of docs and README.md, from files
 
 Each has its own arguments: see ``timing --help``. For the experiments of the paper, see
@@ -34,6 +35,7 @@ COMMANDS = {
     "merge": "runner",
     "distributed": "messages",
     "bars": "bars",
+    "alarms": "alarms",
     "tables": "tables",
 }
 MERGE = ["--out", str(DOCS / "data/merge.json"), "--streams", "elevators", "terrain"]

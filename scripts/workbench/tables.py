@@ -113,6 +113,19 @@ def changes(file: Contents) -> list[Row]:
     return lines(error)
 
 
+def alarms(file: Contents) -> list[Row]:
+    """Shares of updates and streams, by the size of batches and the threshold."""
+    by = of(file).groupby(["batch", "nats"], sort=False)
+    updates = by["updates"].sum()
+    shares = {
+        "updates": updates,
+        "surprise above it": by["surprise above"].sum() / updates,
+        "alarm above it": by["alarm above"].sum() / updates,
+        "bad readings found": by["bad reading above"].mean(),
+    }
+    return lines(pd.DataFrame(shares))
+
+
 def river(file: Contents, task: str) -> list[Row]:
     """Our front against the best of river's models, stream by stream."""
     from workbench.prequential import OURS
@@ -344,6 +357,7 @@ TABLES: dict[str, tuple[str, Maker]] = {
     "picture": ("data/picture.json", elsewhere("picture")),
     "table": (RIVER, readme_table),
     "changes": ("data/bars.json", changes),
+    "alarms": ("data/alarms.json", alarms),
     "river-numbers": (RIVER, partial(river, task="regression")),
     "river-labels": (RIVER, partial(river, task="classification")),
     "river-all": (RIVER, every_model),

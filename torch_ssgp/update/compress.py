@@ -180,7 +180,7 @@ def compress(
             data=state.data.narrow(0, 0)._replace(weight=None),
             sites=None if state.sites is None else _no_sites(data),
             error=state.error[..., :0],
-            sunk=state.sunk + (0 if outgrown else lost),  # forgotten, or lost
+            sunk=state.sunk + lost,
             alarm=torch.zeros_like(state.alarm),
             alarmed=torch.zeros_like(state.alarmed),
             odds=torch.full_like(state.odds, young.TRUSTED),
@@ -244,10 +244,9 @@ def _project(
     weight = objective.data.weight
     weight = None if weight is None else weight[..., raw]
     rows, s = objective.project(blocks, part_of_data, now, part.past, weight)
-    lost = rows.loss / (2 * s)
     if outgrown and rows.lost is not None:
-        rows = fn.temper(rows, part.past, s)
-    return Compressed(fn.absorb(fn.compress(rows), blocks.m_b), lost)
+        rows = fn.temper(rows, part.past, s)  # forgotten, not lost
+    return Compressed(fn.absorb(fn.compress(rows), blocks.m_b), rows.loss / (2 * s))
 
 
 def _stacked(
