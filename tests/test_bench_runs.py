@@ -52,6 +52,7 @@ RUNS: dict[str, tuple[list[str], int, set[str]]] = {
     "picture": ([], 10, {"picture.png"}),
     "bayesopt": (["--problems", "Branin", "--seeds", "1"], 7, {"crossover.png"}),
     "merge": ([], 5, set()),
+    "alarms": ([], 6, set()),
 }
 
 

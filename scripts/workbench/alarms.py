@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
     for batch, batches in SIZES.items():
         for seed in range(1 if chosen.quick else chosen.seeds):
             torch.manual_seed(0)
-            count = max(batches // 4, 5) if chosen.quick else batches
+            count = max(batches // 3, 5) if chosen.quick else batches
             for row in stream_rows(batch, seed, count):
                 table.add({"batch": batch, "seed": seed, **row})
                 print(row, flush=True)
