@@ -24,7 +24,7 @@ paper, and goes on as rows of the same data set. Data flow through the package o
 ``points.py``                points: thin, merge, take the best, cover all inputs
 ``modules.py``               GPyTorch kernels and noises as tensors; jitter
 ``kernels.py``               GPyTorch's common kernels as plain tensors
-``radial.py``                Matérn and rational quadratic kernels of a distance
+``radial.py``                stationary kernels as functions of a distance
 ``buffers.py``               state in buffers that are replaced atomically
 ``advice.py``                warnings of an update, once for each cause
 ``atomic.py``                atomic changes of modules
