@@ -2,7 +2,7 @@
 
 Nothing is tuned. As the time axis outgrows the inducing points, old stretches fade and
 recent ones stay sharp. The recalibration is a change that the evidence finds where
-readings are dense enough to contradict what was predicted; otherwise it is a steep place
+readings are dense enough to contradict the prediction; otherwise it is a steep place
 that soon lies behind. Run ``python examples/sensor.py``: it prints a table and saves
 out/sensor.png. In the table, "reset" counts updates that began anew.
 """

@@ -356,24 +356,24 @@ def _without_outliers(state: State, one: Fit, on: Setting) -> tuple[Fit, Tensor]
     others say of them now.
     """
     weight = _weights(state)
-    far = state.error.abs() > FAR
-    far = (far | (_given_others(state, one, on.limits) > FAR)) & (weight > 0)
-    if not (on.options.leaves_out and bool(far.any())):
-        return one, torch.zeros_like(far)
+    usable, nowhere = weight > 0, torch.zeros_like(weight, dtype=torch.bool)
+    if not on.options.leaves_out or state.sites is not None:
+        return one, nowhere
+    far = (state.error.abs() > FAR) | (_given_others(state, one, on.limits) > FAR)
+    far, out, fit = far & usable, nowhere, one
     for _ in range(ROUNDS):
-        trial = _weighted(state, weight.where(~far, 0.0))
         # More than a third of all data are no outliers: they say what is usual.
-        if bool((3 * far.sum(-1) > state.num_data).any()):
-            return one, torch.zeros_like(far)
+        if bool((3 * far.sum(-1) > state.num_data).any()) or not bool(far.any()):
+            return one, nowhere
+        out, trial = far, _weighted(state, weight.where(~far, 0.0))
         fit = on.learn(trial)
-        # Outliers hide each other: without these, others may stand out.
-        more = (_given_others(trial, fit, on.limits) > FAR) & (weight > 0) & ~far
-        if not bool(more.any()):
+        # Outliers hide each other, and make others look like outliers.
+        far = (_given_others(trial, fit, on.limits) > FAR) & usable
+        if torch.equal(far, out):
             break
-        far = far | more
-    fit = fit._replace(score=fit.score + _log_probability_of_outliers(state, far))
+    fit = fit._replace(score=fit.score + _log_probability_of_outliers(state, out))
     is_better = fit.score > one.score
-    return choose_fit(one, fit, is_better), far & is_better.unsqueeze(-1)
+    return choose_fit(one, fit, is_better), out & is_better.unsqueeze(-1)
 
 
 @torch.no_grad()
@@ -383,13 +383,20 @@ def _given_others(state: State, fit: Fit, limits: Limits) -> Tensor:
     Leave-one-out errors in standard deviations: with :math:`\\alpha = W^\\top e` and
     :math:`B^{-1} = W^\\top W` they are :math:`\\alpha_i / \\sqrt{B^{-1}_{ii}}`.
     """
+    y = state.data.y
     if state.num_rows > 2 * limits.memory_size:  # a batch that does not fit
-        return torch.zeros_like(state.data.y)
-    predictor = fitted(adopt(state, fit), limits).predictor
+        return torch.zeros_like(y)
+    predictor = fitted(adopt(state, fit)._replace(grid=None), limits).predictor
     assert predictor is not None and predictor.factor is not None
     W, e = predictor.factor.W, predictor.factor.e
     errors = fn.matvec(W.mT, e).abs() / fn.squared_norm(W, -2).sqrt()
-    return errors[..., errors.size(-1) - state.num_raw :].expand(state.data.y.shape)
+    errors = errors[..., errors.size(-1) - state.num_raw :].expand(y.shape)
+    if state.data.weight is None:
+        return errors
+    mean, variance = predictor.moments(state.data.x)  # of those left out
+    noise = state.observations(limits.shared_noise).noise
+    s = predictor.s.unsqueeze(-1) if noise is None else noise
+    return errors.where(state.data.weight > 0, (y - mean).abs() / (variance + s).sqrt())
 
 
 def _log_probability_of_outliers(state: State, far: Tensor) -> Tensor:
@@ -516,9 +523,20 @@ def _witnesses(state: State, is_new: Tensor, limits: Limits) -> Tensor:
         noise = state.observations(limits.shared_noise).noise
         prior = prior.maximum(past.s.unsqueeze(-1) if noise is None else noise)
     result = is_new & (variance < KNOWN * prior) & (_weights(state) > 0)
+    result = result & _first_of_copies(state.data.x, is_new)
     if likelihoods.couples_classes(state.prior.likelihood):
         result = result.all(-2, keepdim=True).expand(result.shape)
     return result
+
+
+def _first_of_copies(x: Tensor, chosen: Tensor) -> Tensor:
+    """The chosen data whose input no chosen one before has: copies say no more."""
+    _, copy_of = x.movedim(-2, 0).flatten(1).unique(dim=0, return_inverse=True)
+    copy_of, count = copy_of.expand(chosen.shape), chosen.size(-1)
+    index = torch.arange(count, device=x.device).expand(chosen.shape)
+    place = index.where(chosen, count)
+    first = torch.full_like(place, count).scatter_reduce(-1, copy_of, place, "amin")
+    return first.gather(-1, copy_of) == index
 
 
 def _some(chosen: Tensor) -> Tensor:
