@@ -265,6 +265,7 @@ def test_a_model_that_forgets_predicts_as_the_model() -> None:
 # -- following the model ------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace.*deprecated:DeprecationWarning")
 def test_what_was_made_of_it_follows_the_model() -> None:
     model, x = learned(ScaleKernel(MaternKernel())), inputs(6)
     exported = model.export()
@@ -275,6 +276,7 @@ def test_what_was_made_of_it_follows_the_model() -> None:
     loaded = torch.export.load(io.BytesIO(file.getvalue())).module()
     compiled = torch.compile(exported, fullgraph=True, backend="aot_eager")
     compiled(x)
+    traced = torch.jit.trace(exported, (inputs(4),))
     for num in (5, 40):  # more rows, then a compression
         data = inputs(num)
         model.update(data, data[:, 0].sin(), num_steps=5)
@@ -282,7 +284,7 @@ def test_what_was_made_of_it_follows_the_model() -> None:
         exported.update_from(model)
         loaded.load_state_dict(exported.state_dict())
         assert not torch.allclose(exported(x)[0], before[0])
-        for each in (exported, compiled, program.module(), loaded):
+        for each in (exported, compiled, program.module(), loaded, traced):
             assert_same(each(x), predicted(model, x))
 
 
@@ -484,6 +486,42 @@ def test_onnx_runtime_computes_the_same(case: str) -> None:
         x = inputs(num)
         ours = session.run(None, {given.name: x.numpy()})
         assert_same(tuple(map(torch.as_tensor, ours)), exported(x))
+
+
+# The exporter's packages use what torch has deprecated.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_an_onnx_file_takes_new_values() -> None:
+    onnx = pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, x = learned(ScaleKernel(MaternKernel())), inputs(6)
+    exported = model.export()
+    rows = {"x": {0: Dim("rows")}}
+    proto = torch.onnx.export(
+        exported,
+        (inputs(4),),
+        dynamic_shapes=rows,
+        dynamo=True,
+        verbose=False,
+        optimize=False,
+    ).model_proto
+    before = exported(x)
+    data = inputs(40)
+    model.update(data, data[:, 0].sin(), num_steps=5)
+    exported.update_from(model)
+    values = exported.state_dict()
+    assert {tensor.name for tensor in proto.graph.initializer} >= values.keys()
+    for tensor in proto.graph.initializer:
+        if tensor.name in values:
+            value = values[tensor.name].numpy()
+            tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(),
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=["MatMulScaleFusion"],
+    )
+    ours = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert_same(tuple(map(torch.as_tensor, ours)), predicted(model, x))
+    assert not torch.allclose(torch.as_tensor(ours[0]), before[0])
 
 
 DEPLOYED = """

@@ -72,7 +72,7 @@ def test_an_evaluation_that_surprises_is_learned_from_at_once() -> None:
     ours.fit()
     new_X = inputs(1)
     posterior = ours.posterior(new_X, observation_noise=True)
-    for deviations, learned in ((0.5, False), (6.0, True)):
+    for deviations, learned in ((0.5, False), (8.0, True)):
         model = deepcopy(ours)
         new_Y = posterior.mean + deviations * posterior.variance.sqrt()
         assert model.update(new_X, new_Y).learned == learned

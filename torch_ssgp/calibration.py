@@ -41,11 +41,7 @@ class Calibration:
         return Calibration((*self.distances, *new)[-WINDOW:])
 
     def half_width(self, level: float) -> float:
-        """Half the width of an interval, in standard deviations of its prediction.
-
-        Args:
-            level: Share of targets that it should contain, between 0 and 1.
-        """
+        """Half the width of an interval, in standard deviations of its prediction."""
         normal = _NORMAL.inv_cdf((1 + level) / 2)
         if not self.distances:
             return normal

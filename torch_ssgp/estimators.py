@@ -85,19 +85,7 @@ def make_model(
     inducing_policy: InducingPolicy | None = None,
     device: str | torch.device | None = None,
 ) -> StreamingGP:
-    """A new float64 model, built from copies of the arguments.
-
-    Args:
-        num_dims: Number of inputs.
-        likelihood: A likelihood; :func:`default_likelihood` if not given.
-        batch_shape: Shape of independent functions.
-        kernel: A kernel; :func:`default_kernel` if not given.
-        mean: See :class:`StreamingGP`, as for the sizes and the policy.
-        num_inducing: Number of points that a compression leaves.
-        memory_size: Largest number of rows.
-        inducing_policy: Chooses inducing points.
-        device: Where to compute; torch's default if not given.
-    """
+    """A new float64 model, built from copies of the arguments."""
     if kernel is None:
         kernel = default_kernel(num_dims, batch_shape)
     check.check_module(kernel, "kernel", Kernel, "ScaleKernel(RBFKernel()) or None")
@@ -125,13 +113,8 @@ def widen(
 ) -> StreamingGP:
     """The same model with more inputs, each of which was constant so far.
 
-    What it knows is unchanged: all data seen have the same value of the new inputs.
-
-    Args:
-        model: A model with the default kernel.
-        wider: A new model with more inputs; it becomes the one returned.
-        column: ``(new,)``, values of the new inputs so far.
-        lengthscale: ``(new,)``, their lengthscales.
+    What it knows is unchanged: all data seen have the same value of the new inputs,
+    ``column``. The wider one, a new model with the default kernel, is returned.
     """
     state, new = model.state_dict(), len(column)
     for name, value in wider.state_dict().items():
@@ -204,14 +187,7 @@ def learn(
 def moments(
     model: StreamingGP, x: Tensor, *, include_noise: bool, noise: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the function, or of targets with Gaussian noise.
-
-    Args:
-        model: A model.
-        x: ``(n, d)``.
-        include_noise: Whether the noise is part of the variance.
-        noise: Known noise variances of the targets.
-    """
+    """Mean and variance of the function, or of targets with Gaussian noise."""
     latent = model(x)
     variance = latent.variance
     if include_noise:
@@ -225,10 +201,6 @@ def class_probabilities(model: StreamingGP, x: Tensor) -> Tensor:
 
     For a softmax this is :math:`E\, \mathrm{softmax}(f)` over a fixed quasi-random set
     of normal points: the same in every call, and for every row.
-
-    Args:
-        model: A model with a Bernoulli or Softmax likelihood.
-        x: ``(n, d)``.
     """
     if not couples_classes(model.likelihood):
         p = model.predict(x).mean

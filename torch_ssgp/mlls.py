@@ -108,13 +108,7 @@ class StreamingELBO(VariationalELBO):
     def forward(
         self, variational_dist_f: MultivariateNormal, target: Tensor, **kwargs: Any
     ) -> Any:
-        """The bound, divided by ``num_data``.
-
-        Args:
-            variational_dist_f: ``model(x)``, for the new batch or a minibatch of it.
-            target: ``(*batch, n)``, the targets of ``x``.
-            **kwargs: For the likelihood's ``expected_log_prob``, as in GPyTorch.
-        """
+        """The bound, divided by ``num_data``."""
         if self.model.training and torch.is_grad_enabled():
             strategy = self.model.variational_strategy
             check_absorbed(strategy, variational_dist_f, target, self.num_data)
@@ -126,16 +120,10 @@ class StreamingELBO(VariationalELBO):
         target: Tensor,
         **kwargs: Any,
     ) -> StreamingELBOTerms:
-        """The terms of the bound at the outputs of the model.
+        """The terms of the bound at the outputs of the model, for the whole batch.
 
-        Args:
-            variational_dist_f: ``model(x)``, for the new batch or a minibatch of it.
-            target: ``(*batch, n)``, the targets of ``x``.
-            **kwargs: For the likelihood's ``expected_log_prob``, as in GPyTorch.
-
-        Returns:
-            Terms in nats for the whole batch. Priors on hyperparameters and added
-            losses, which GPyTorch puts into the value as well, are not among them.
+        Without priors on hyperparameters and added losses, which GPyTorch puts into the
+        value as well.
         """
         scale = self.num_data / variational_dist_f.event_shape[0]
         log_likelihood = scale * self._log_likelihood_term(

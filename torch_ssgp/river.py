@@ -120,21 +120,11 @@ class _StreamingGP(base.Estimator):
         return {"check_learn_many_matches_learn_one"}
 
     def learn_one(self, x: dict[Hashable, Any], y: Any) -> None:
-        """Learn a datum, or let it wait until there are ``batch_size`` of them.
-
-        Args:
-            x: Features.
-            y: Target.
-        """
+        """Learn a datum, or let it wait until there are ``batch_size`` of them."""
         self._take([(as_row(x), self._as_target(y))])
 
     def learn_many(self, X: Any, y: Any) -> None:
-        """Learn a batch, and what waits, in one update.
-
-        Args:
-            X: Data frame of features.
-            y: Series of targets.
-        """
+        """Learn a data frame and its series of targets, and what waits, at once."""
         rows, targets = _as_rows(into_frame(X)), [self._as_target(t) for t in y]
         if len(rows) != len(targets):
             raise ShapeError(
@@ -304,16 +294,7 @@ class StreamingGPRegressor(_StreamingGP, base.MiniBatchRegressor):
         self._model, self._columns = model, columns
 
     def predict_one(self, x: dict[Hashable, Any], with_dist: bool = False) -> Any:
-        """Predict the target of a datum.
-
-        Args:
-            x: Features.
-            with_dist: Whether to return a distribution of the target,
-                ``river.proba.Gaussian``, noise included.
-
-        Returns:
-            The mean, or the distribution.
-        """
+        """The mean of a target, or its ``river.proba.Gaussian``, noise included."""
         mean, std = self._predict([as_row(x)])
         return _gaussian(mean[0], std[0]) if with_dist else float(mean[0])
 
@@ -324,10 +305,6 @@ class StreamingGPRegressor(_StreamingGP, base.MiniBatchRegressor):
 
         It is calibrated on the distances of recent targets from their predictions; see
         :mod:`torch_ssgp.calibration`. Distributions are not calibrated.
-
-        Args:
-            x: Features.
-            level: The probability, between 0 and 1.
         """
         check_level(level)
         mean, std = self._predict([as_row(x)])
@@ -335,14 +312,7 @@ class StreamingGPRegressor(_StreamingGP, base.MiniBatchRegressor):
         return conf.Interval(lower=float(mean[0]) - half, upper=float(mean[0]) + half)
 
     def predict_many(self, X: Any) -> Any:
-        """Predict the targets of a batch.
-
-        Args:
-            X: Data frame of features.
-
-        Returns:
-            A series of means.
-        """
+        """A series of the means of targets, for a data frame."""
         frame = into_frame(X)
         mean, _ = self._predict(_as_rows(frame))
         return to_native_series(mean, name=None, like=frame)
@@ -444,24 +414,12 @@ class StreamingGPClassifier(_StreamingGP, base.MiniBatchClassifier):
     def predict_proba_one(
         self, x: dict[Hashable, Any], **kwargs: Any
     ) -> dict[Hashable, float]:
-        """Predict the probabilities of all labels seen so far.
-
-        Args:
-            x: Features.
-            **kwargs: Unused; part of river's interface.
-        """
+        """The probabilities of all labels seen so far."""
         (probabilities,) = self._predict([as_row(x)]).tolist()
         return dict(zip(self._classes, probabilities, strict=True))
 
     def predict_proba_many(self, X: Any) -> Any:
-        """Predict the probabilities of all labels, for a batch.
-
-        Args:
-            X: Data frame of features.
-
-        Returns:
-            A data frame with one column per label.
-        """
+        """The probabilities of all labels, as columns, for a data frame."""
         frame = into_frame(X)
         probabilities = self._predict(_as_rows(frame))
         return to_native_frame(
@@ -469,14 +427,7 @@ class StreamingGPClassifier(_StreamingGP, base.MiniBatchClassifier):
         )
 
     def predict_many(self, X: Any) -> Any:
-        """Predict the labels of a batch.
-
-        Args:
-            X: Data frame of features.
-
-        Returns:
-            A series of labels; all ``None`` before the first datum.
-        """
+        """A series of labels for a data frame; ``None`` before the first datum."""
         frame = into_frame(X)
         rows = _as_rows(frame)
         labels: list[Any] = [None] * len(rows)

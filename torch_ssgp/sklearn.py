@@ -62,11 +62,7 @@ class _StreamingGP(BaseEstimator):
     device: str | torch.device | None = None
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters by name; with ``deep``, the fields of ``options`` too.
-
-        Args:
-            deep: Whether to include those.
-        """
+        """Parameters by name; with ``deep``, the fields of ``options`` too."""
         params = super().get_params(deep)
         options = UpdateOptions() if self.options is None else self.options
         if deep and isinstance(options, UpdateOptions):
@@ -75,14 +71,7 @@ class _StreamingGP(BaseEstimator):
         return params
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name, such as ``options__num_steps``.
-
-        Args:
-            **params: Their values.
-
-        Returns:
-            Itself.
-        """
+        """Set parameters by name, such as ``options__num_steps``."""
         own = {k: v for k, v in params.items() if not k.startswith(_OPTION)}
         nested = {k.removeprefix(_OPTION): params[k] for k in params.keys() - own}
         super().set_params(**own)
@@ -254,16 +243,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         return tags
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Continue with these data; the first call starts a model.
-
-        Args:
-            X: ``(n, d)`` array or data frame, with the same features as before.
-            y: ``(n,)`` or ``(n, targets)``, as before.
-            sample_weight: ``(n,)``, powers of the likelihoods of rows.
-
-        Returns:
-            Itself.
-        """
+        """Continue with these data, as in ``fit``; the first call starts a model."""
         return self._learn(X, y, sample_weight, first=not hasattr(self, "model_"))
 
     def _checked(self, X: Any, y: Any, first: bool) -> tuple[Array, Array]:
@@ -335,16 +315,9 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         random_state: Any = 0,
         include_noise: bool = False,
     ) -> Array:
-        """Draw functions, evaluated at ``X``.
+        """Draw functions, or targets if noise is included, evaluated at ``X``.
 
-        Args:
-            X: ``(n, d)`` array or data frame.
-            n_samples: Number of functions.
-            random_state: Seed or ``RandomState``, as in scikit-learn.
-            include_noise: Whether to draw targets instead.
-
-        Returns:
-            ``(n, n_samples)``, or ``(n, targets, n_samples)``.
+        The draws are ``(n, n_samples)``, or ``(n, targets, n_samples)``.
         """
         rng = check_random_state(random_state)
         distribution = self._distribution(X, include_noise)
@@ -406,16 +379,9 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> Self:
-        """Continue with these data; the first call starts a model.
+        """Continue with these data, as in :meth:`fit`; the first call starts a model.
 
-        Args:
-            X: ``(n, d)`` array or data frame, with the same features as before.
-            y: ``(n,)`` labels.
-            classes: All labels that will ever occur; required in the first call.
-            sample_weight: ``(n,)``, powers of the likelihoods of rows.
-
-        Returns:
-            Itself.
+        ``classes`` are all labels that will ever occur, required in the first call.
         """
         first = not hasattr(self, "model_")
         if first and classes is None:
@@ -458,25 +424,11 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
         return np.searchsorted(self.classes_, y)
 
     def predict_proba(self, X: Any) -> Array:
-        """Probabilities of all classes, in the order of ``classes_``.
-
-        Args:
-            X: ``(n, d)`` array or data frame.
-
-        Returns:
-            ``(n, classes)``.
-        """
+        """Probabilities ``(n, classes)``, in the order of ``classes_``."""
         x = self._inputs(X)
         return as_array(class_probabilities(self.model_, x))
 
     def predict(self, X: Any) -> Array:
-        """The most probable class.
-
-        Args:
-            X: ``(n, d)`` array or data frame.
-
-        Returns:
-            ``(n,)`` labels.
-        """
+        """The most probable labels, ``(n,)``."""
         probabilities = self.predict_proba(X)
         return self.classes_[probabilities.argmax(-1)]

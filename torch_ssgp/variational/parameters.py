@@ -28,14 +28,6 @@ def whitened_parameters(
     """Values of the parameters of ``q`` that make it ``N(mean, chol cholᵀ)``.
 
     A mean-field distribution takes the marginal variances.
-
-    Args:
-        q: One of GPyTorch's Gaussian variational distributions.
-        mean: ``(*batch, m)``.
-        chol: ``(*batch, m, m)``, lower triangular.
-
-    Returns:
-        Tensors by the names of the parameters.
     """
     if isinstance(q, CholeskyVariationalDistribution):
         return {"variational_mean": mean, "chol_variational_covar": chol}
@@ -69,13 +61,7 @@ def replace_parameter(
     An optimiser that holds the parameter can then continue with it. PyTorch does not
     allow this while a graph that uses the parameter is alive and has not been run
     backward. In that case the parameter is replaced by a new object, also in the
-    optimisers passed here.
-
-    Args:
-        module: The module that owns the parameter.
-        name: Name of the parameter.
-        value: The new value.
-        optimizers: Optimisers whose state of the parameter is dropped.
+    optimisers passed here; these drop their state of the parameter in any case.
     """
     old = module.get_parameter(name)
     # Contiguous, because L-BFGS calls grad.view(-1).
