@@ -24,6 +24,8 @@ from torch_ssgp.update.result import Status
 
 LEARNING_RATES = {"adam": 0.1, "lbfgs": 1.0}
 CHECK_EVERY = 5  # steps between two looks at the loss: a device waits only there
+HOPE = 5.0  # times the last gain: more will not be won by a climb
+FAR = 10.0  # nats below its goal, where quasi-Newton steps would not help
 PATIENCE = 10  # steps of Adam without progress that make a plateau
 SHORTER = (0.2, 0.04)  # learning rates after one that was too large, relative to it
 TOLERANCE = 0.05  # nats in total that count as progress
@@ -99,6 +101,7 @@ class Ascent:
         )
         self.trace: list[Tensor] = []
         self.best: list[Tensor] = []
+        self.goal: Tensor | None = None  # score of a climb that went before
         self.window = 0  # where the present search for a plateau began
         self.curvature: Tensor | None = None
 
@@ -206,8 +209,14 @@ class Ascent:
         stop = ~torch.isfinite(self.last).all()
         if len(self.best) - self.window > PATIENCE:
             gain = self.best[-1] - self.best[-1 - PATIENCE]
-            stop = stop | (gain < self.tolerance).all()
+            stop = stop | ((gain < self.tolerance) | self._is_hopeless(gain)).all()
         return bool(stop)
+
+    def _is_hopeless(self, gain: Tensor) -> Tensor:
+        """Where gains like the last one would not reach what is known already."""
+        if self.goal is None:
+            return torch.zeros_like(gain, dtype=torch.bool)
+        return self.best[-1] + HOPE * gain < self.goal
 
     def is_below_its_best(self) -> bool:
         """Whether steps that are too long cause the plateau, not convergence."""
@@ -233,10 +242,12 @@ def maximize(
     options: UpdateOptions,
     learn_hyperparameters: bool,
     curvature: Tensor | None = None,
+    goal: Tensor | None = None,
 ) -> Ascended:
     """Maximise the objective in place and leave it at the best point met.
 
     With the ``curvature`` of a maximum that is near, quasi-Newton steps begin at once.
+    A climb that will not come near its ``goal`` ``(*batch,)`` is given up.
     """
     num_steps, name = options.num_steps, options.optimizer
     nothing = objective.data.y.new_empty(0, *objective.batch_shape)
@@ -249,6 +260,9 @@ def maximize(
     bar = progress_bar("update", num_steps) if options.progress else None
     callbacks = [options.callback, bar and (lambda *_: bar.update())]
     ascent = Ascent(objective, variables, callbacks, options.trust_region)
+    if goal is not None:
+        num_sharing = goal.numel() // ascent.batch.numel()
+        ascent.goal = sum_over(goal, len(ascent.batch)) / num_sharing
     run = {"adam": _adam_and_newton, "lbfgs": _lbfgs}[name]
     H = _fitted(curvature, ascent.eta)
     try:
@@ -311,6 +325,8 @@ def _adam_and_newton(ascent: Ascent, num_steps: int, lr: float) -> bool:
         return _adam(ascent, num_steps, lr)
     num_first = max(int(FIRST * num_steps), 1)
     _adam(ascent, num_first, lr)
+    if ascent.goal is not None and bool((ascent.best[-1] < ascent.goal - FAR).all()):
+        return False
     ascent.go_back()
     return _newton(ascent, num_steps - len(ascent.trace))
 

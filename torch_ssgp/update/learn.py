@@ -172,7 +172,9 @@ def learn(
     fits: list[Fit] = []
     for anew in fresh:
         try:
-            fits.append(_climb(state, known, options, limits, anew, points_alone))
+            goal = fits[0].score if fits else None
+            fit = _climb(state, known, options, limits, anew, points_alone, goal)
+            fits.append(fit)
         except Breakdown:
             if anew is fresh[-1] and not fits:
                 raise
@@ -188,6 +190,7 @@ def _climb(
     limits: Limits,
     anew: bool,
     points_alone: bool = False,
+    goal: Tensor | None = None,
 ) -> Fit:
     objective = objective_of(state, known, limits, options)
     if anew:
@@ -198,7 +201,7 @@ def _climb(
     with_enough_jitter(objective, objective.check_finite)
     usual = options.optimizer == "adam" and options.lr is None
     near = known.curvature if usual and not anew else None
-    ascended = maximize(objective, options, not points_alone, near)
+    ascended = maximize(objective, options, not points_alone, near, goal)
     with torch.no_grad():
         for parameter in objective.prior.parameters():
             # As the model will store it, before anything is made with it.
