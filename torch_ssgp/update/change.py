@@ -94,13 +94,8 @@ def news_of(
 ) -> News:
     """Those of Gaussian data, ``(*batch, n)`` each.
 
-    Args:
-        e: Standardised errors.
-        scale: Standard deviations of these.
-        left: Variance that the past leaves of the function.
-        k: Its prior variance.
-        s: Noise variances.
-        r: Errors of the prior mean.
+    They have standardised errors ``e`` in units of ``scale``, prior variances ``k`` of
+    which the past has ``left`` some, noise ``s``, and errors ``r`` of the prior mean.
     """
     half = 0.5 * e.square()
     vague = -0.5 * (r.square() / (k + s) + (k + s).log())
@@ -109,12 +104,7 @@ def news_of(
 
 
 def news_of_sites(old: Predictor, new: Data) -> News:
-    """Those of data with any likelihood, given the past, and not one another.
-
-    Args:
-        old: What predicts them.
-        new: New data.
-    """
+    """Those of data with any likelihood, given the past, and not one another."""
     likelihood, y, k = old.likelihood, new.y, old.form.variances(old.with_time(new.x))
     mean, variance, prior_mean, k = (
         t.expand(y.shape) for t in (*old.moments(new.x), old.mean(new.x), k)
@@ -135,13 +125,7 @@ def news_of_sites(old: Predictor, new: Data) -> News:
 
 
 def judge(state: State, known: Known, news: News) -> State:
-    """The state with new data in its alarms.
-
-    Args:
-        state: What is known, the new data among the raw ones.
-        known: What was known before.
-        news: How the model saw them coming.
-    """
+    """The state with new data in its alarms."""
     num_new = news.error.size(-1)
     first = state.num_raw - num_new
     seen = state.data.narrow(first, num_new).seen
@@ -161,12 +145,7 @@ def judge(state: State, known: Known, news: News) -> State:
 
 
 def gains_of(news: News, falls: Tensor) -> Tensor:
-    """Capped log Bayes factors of new data against the model, ``(*batch, 3, n)``.
-
-    Args:
-        news: How the model saw them coming.
-        falls: ``(*batch,)``, whether the noise could be smaller.
-    """
+    """Capped log Bayes factors of new data against the model, ``(*batch, 3, n)``."""
     half = 0.5 * news.error.square()
     small = -math.log(SMALL) - half * (SMALL**-2 - 1)
     gains = [
@@ -192,12 +171,7 @@ def gains_of_one(
 
 
 def can_fall(likelihood: Likelihood, present: Likelihood) -> Tensor:
-    """Whether a smaller noise could be learned, ``(*batch,)``.
-
-    Args:
-        likelihood: That of the model, which says what may be learned.
-        present: The same as it is.
-    """
+    """Whether a smaller noise could be learned, ``(*batch,)``."""
     if not isinstance(likelihood, GaussianLikelihood):
         return torch.tensor(False)
     noise = present.noise.squeeze(-1)
@@ -208,13 +182,7 @@ def can_fall(likelihood: Likelihood, present: Likelihood) -> Tensor:
 
 
 def is_alarmed(state: State, options: UpdateOptions, num_new: int) -> Tensor:
-    """Streams whose alarm asks for an explanation, ``(*batch,)``.
-
-    Args:
-        state: What is known, the new data among the raw ones.
-        options: How to learn.
-        num_new: The number of new data. One that is gross is looked at by itself.
-    """
+    """Streams whose alarm asks for an explanation, ``(*batch,)``."""
     loud = (state.alarm > options.price) & (state.num_raw - state.alarmed >= 2)
     result = loud.any(-1)
     if num_new and state.sites is None:
@@ -228,27 +196,15 @@ def is_alarmed(state: State, options: UpdateOptions, num_new: int) -> Tensor:
 
 
 class Explained(NamedTuple):
-    """What an alarm led to.
+    """What an alarm led to."""
 
-    Attributes:
-        state: What is known now.
-        fit: Hyperparameters learned on the way.
-        forgot: ``(*batch,)``, where the past has ended.
-    """
-
-    state: State
-    fit: Fit
-    forgot: Tensor
+    state: State  # what is known now
+    fit: Fit  # hyperparameters learned on the way
+    forgot: Tensor  # (*batch,), where the past has ended
 
 
 class Setting(NamedTuple):
-    """What all explanations share.
-
-    Attributes:
-        known: What was known before.
-        options: How to learn.
-        limits: What may be used.
-    """
+    """What all explanations share."""
 
     known: Known
     options: UpdateOptions
@@ -266,15 +222,7 @@ def explain(
     limits: Limits,
     alarmed: Tensor,
 ) -> Explained:
-    """Compare one function, outliers and a new function; take what explains best.
-
-    Args:
-        state: What is known, the new data among the raw ones.
-        known: What was known before.
-        options: How to learn.
-        limits: What may be used.
-        alarmed: ``(*batch,)``, streams that ask for an explanation.
-    """
+    """Compare one function, outliers and a new function; take what explains best."""
     on, since = Setting(known, options, limits), _since(state, options)
     is_new = torch.arange(state.num_raw, device=since.device) >= since.unsqueeze(-1)
     # What was left out since then is asked for again.
@@ -301,15 +249,7 @@ def explain(
 def leave_out(
     state: State, fit: Fit, known: Known, options: UpdateOptions, limits: Limits
 ) -> tuple[State, Fit]:
-    """The state without outliers that nobody noticed when they came, and its fit.
-
-    Args:
-        state: What is known.
-        fit: Hyperparameters learned from it.
-        known: What was known before.
-        options: How to learn.
-        limits: What may be used.
-    """
+    """The state without outliers that nobody noticed when they came, and its fit."""
     fit, out = _without_outliers(state, fit, Setting(known, options, limits))
     return _left(state, out), fit
 
