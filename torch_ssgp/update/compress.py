@@ -83,7 +83,7 @@ def choose(
 
 
 def moves_on(objective: Objective, limits: Limits) -> bool:
-    """Whether inputs move on in pieces that fit into the memory: a time axis.
+    """Whether inputs move on in pieces smaller than the memory: a time axis.
 
     Some input is later in every datum than in all points before; or the function
     drifts, and time itself is such an input. Larger pieces are those of a map.
@@ -91,8 +91,8 @@ def moves_on(objective: Objective, limits: Limits) -> bool:
     if objective.rate is not None:
         return True
     old, x = objective.rows.points, objective.data.x
-    fits = x.size(-2) <= limits.memory_size > limits.num_inducing
-    if 0 in (old.size(-2), x.size(-2)) or not fits:
+    is_small = limits.num_inducing < limits.memory_size > x.size(-2)
+    if 0 in (old.size(-2), x.size(-2)) or not is_small:
         return False
     for sign in (1, -1):
         step, last = sign * x.diff(dim=-2), (sign * old).amax(-2)
