@@ -29,11 +29,12 @@ from torch_ssgp import StreamingGP
 NOISE = 0.4
 
 # `forget` is the power of the past's likelihood at each update: a datum that is k
-# updates old counts forget**k times. "auto" lets the evidence of each batch decide; a
-# number has to be guessed, and the best one is known in hindsight only.
+# updates old counts forget**k times. With "auto", the default, the rate of a drift is
+# learned by the evidence; a number has to be guessed, and the best one is known in
+# hindsight only.
 REMEMBERS, AUTO = "remembers all", "auto"
 FORGET: dict[str, float | str] = {
-    REMEMBERS: 1.0,  # the default
+    REMEMBERS: 1.0,
     AUTO: "auto",
     "0.9": 0.9,
     "0.6": 0.6,
