@@ -177,6 +177,21 @@ def test_learning_leaves_room_for_data_to_come():
     assert rows == list(range(61, 76))  # none compressed
 
 
+@pytest.mark.parametrize("num_new", [1, 2])
+def test_what_learning_compressed_stays_when_data_come_meanwhile(num_new):
+    model, (x, y) = started(num=80), data(num_new, seed=1)
+
+    def callback(step: int, bound: torch.Tensor) -> None:
+        if step == 1:
+            model.observe(x, y)
+
+    model.learn(UpdateOptions(learn_hyperparameters=True, callback=callback))
+    assert model.memory.num_rows == 60 + num_new
+    assert int(model.num_data) == 80 + num_new
+    fresh = deepcopy(model)
+    assert_close(model(x).mean, fresh(x).mean)
+
+
 def test_nothing_changes_where_there_is_nothing_to_learn():
     model = started(num=60)
     model.learn()

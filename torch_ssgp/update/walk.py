@@ -112,14 +112,16 @@ def caught_up(learned: Learned, then: Memory, now: Known, limits: Limits) -> Sta
     dtype = state.sunk.dtype
     nothing = Data(*(t[..., :0] for t in (state.data.x.mT, state.data.y)))
     nothing = nothing._replace(x=nothing.x.mT)
-    recalled = recall(now, nothing, limits)
+    recalled, num_old = recall(now, nothing, limits), memory.num_raw - num_new
+    grew = num_new >= 0 and torch.equal(memory.U, then.U)
+    grew = grew and torch.equal(memory.y[..., :num_old], then.y)
     with breakdowns(), torch.no_grad():
-        if memory.U is then.U and num_new <= memory.num_raw:  # nothing but new rows
+        if grew:  # nothing but new rows
             if not num_new:
                 return state
             new = recalled.data.narrow(memory.num_raw - num_new, num_new)
             state, _ = extend(fitted(state, limits), new._replace(time=None), limits)
-        else:  # rows were compressed: only hyperparameters are taken over
+        else:  # rows have changed: only hyperparameters are taken over
             counts = recalled.counts._replace(
                 started_at=state.counts.started_at, since_learning=0.0, since_start=0.0
             )
