@@ -115,7 +115,7 @@ def make_models(known: Motion, num_inducing: int) -> list[StreamingGP]:
             ScaleKernel(RBFKernel(ard_num_dims=6)),
             num_inducing=num_inducing,
             # Room for what comes while the other thread learns.
-            memory_size=3 * num_inducing,
+            memory_size=4 * num_inducing,
         ).double()
         for x, y in zip(some.x.split(20), some.measured.split(20), strict=True):
             model.update(x, y[:, joint])
