@@ -88,12 +88,11 @@ def moves_on(objective: Objective, limits: Limits) -> bool:
     Some input is later in every datum than in all points before; or the function
     drifts, and time itself is such an input. Larger pieces are those of a map.
     """
-    if objective.rate is not None:
-        return True
     old, x = objective.rows.points, objective.data.x
-    is_small = limits.num_inducing < limits.memory_size > x.size(-2)
-    if 0 in (old.size(-2), x.size(-2)) or not is_small:
+    if not limits.num_inducing < limits.memory_size > x.size(-2):
         return False
+    if objective.rate is not None or 0 in (old.size(-2), x.size(-2)):
+        return objective.rate is not None
     for sign in (1, -1):
         step, last = sign * x.diff(dim=-2), (sign * old).amax(-2)
         grows = (step >= 0).all(-2) & (sign * x[..., 0, :] >= last)
