@@ -128,13 +128,18 @@ def judge(state: State, known: Known, news: News) -> State:
     """The state with new data in its alarms."""
     num_new = news.error.size(-1)
     first = state.num_raw - num_new
-    seen = state.data.narrow(first, num_new).seen
+    new = state.data.narrow(first, num_new)
+    if likelihoods.takes_labels(state.prior.likelihood):
+        # The past could not know of a class that it had not seen.
+        low, high = known.memory.extremes.to(new.y).unsqueeze(-1).unbind(-2)
+        is_old = (new.y >= low) & (new.y <= high)
+        news = news._replace(is_known=news.is_known & is_old)
     # What is no alarm yet begins with the new data, wherever the last one ended.
     begun = torch.where(state.alarm > 0, state.alarmed, first)
     falls = can_fall(known.prior.likelihood, state.prior.likelihood)
     gains = gains_of(news, falls & (state.sites is None))
-    if seen is not None:
-        gains = gains.where(seen.unsqueeze(-2), 0)
+    if new.seen is not None:
+        gains = gains.where(new.seen.unsqueeze(-2), 0)
     sums = state.alarm.unsqueeze(-1) + gains.cumsum(-1)
     low, place = (each[..., -1] for each in sums.cummin(-1))
     restarts = low <= 0
