@@ -11,6 +11,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
     PoissonLikelihood,
+    SoftmaxLikelihood,
     StudentTLikelihood,
 )
 from torch import Tensor
@@ -60,6 +61,27 @@ def test_labels_that_arrive_class_by_class_are_no_change():
         assert float(result.forgot) == 1
     wrong = (model(x).mean > 0) != (labels > 0)
     assert float(wrong.double().mean()) < 0.1
+
+
+def test_one_of_several_classes_may_come_late_and_labels_may_change():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(150, 2, generator=generator).double()
+    labels = (x[:, 0] > 0.5).long() + (x[:, 1] > 0).long()
+    model = StreamingGP(
+        ScaleKernel(RBFKernel()),
+        SoftmaxLikelihood(num_classes=3, mixing_weights=False),
+        num_inducing=40,
+        batch_shape=torch.Size([3]),
+    ).double()
+    for rows in labels.argsort(stable=True).split(30):
+        result = model.update(x[rows], labels[rows], num_steps=15)
+        assert (result.forgot == 1).all()
+    assert (model(x).mean.argmax(0) != labels).double().mean() < 0.15
+    others = [
+        model.update(x[k::5], (labels[k::5] + 1) % 3, num_steps=15).forgot.tolist()
+        for k in (0, 1)
+    ]
+    assert [0.0, 0.0, 0.0] in others  # classes share their data
 
 
 def test_by_default_the_evidence_decides_where_the_model_learns():
