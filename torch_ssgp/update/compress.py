@@ -32,6 +32,8 @@ from torch_ssgp.update.sites import SiteObjective
 from torch_ssgp.update.state import Base, Limits, State, check_finite, make_objective
 
 BLURRED = 0.1  # nats of each row that points on a time axis may lose
+SHARE = 0.005  # of the prior variance, besides: what has no noise loses nats anyway
+DRIFTED = 0.1  # what has to have drifted away, in logarithms
 
 
 def is_full(state: State, limits: Limits) -> bool:
@@ -91,8 +93,9 @@ def moves_on(objective: Objective, limits: Limits) -> bool:
     old, x = objective.rows.points, objective.data.x
     if not limits.num_inducing < limits.memory_size > x.size(-2):
         return False
-    if objective.rate is not None or 0 in (old.size(-2), x.size(-2)):
-        return objective.rate is not None
+    drifts = _drifts(objective)
+    if drifts or 0 in (old.size(-2), x.size(-2)):
+        return drifts
     for sign in (1, -1):
         step, last = sign * x.diff(dim=-2), (sign * old).amax(-2)
         grows = (step >= 0).all(-2) & (sign * x[..., 0, :] >= last)
@@ -101,9 +104,15 @@ def moves_on(objective: Objective, limits: Limits) -> bool:
     return False
 
 
+def _drifts(objective: Objective) -> bool:
+    """Whether the function has changed by drifting since the stream began."""
+    rate = objective.rate
+    return rate is not None and bool((rate * objective.num_data > DRIFTED).any())
+
+
 def blurs(objective: Objective, z: Tensor, weight: Tensor) -> bool:
-    r"""Whether points lose too many nats :math:`\lambda / 2s` of each row."""
-    if objective.rate is not None:
+    r"""Whether points lose too many nats :math:`\lambda / 2s` of each row, and more."""
+    if _drifts(objective):
         return True
     now, U, x = objective.evaluate(), objective.past.U, objective.x
     form, root, (_, s) = now.form, weight.sqrt(), objective.noises(now)
@@ -113,7 +122,8 @@ def blurs(objective: Objective, z: Tensor, weight: Tensor) -> bool:
     A = fn.solve_lower(L, form.gram(z, x) * root.unsqueeze(-2))
     every = (weight * form.variances(x)).sum(-1) + ((U @ old) * U).sum((-2, -1))
     lost = every - fn.squared_norm(A, (-2, -1)) - fn.squared_norm(G, (-2, -1))
-    return bool((lost / (2 * s) > BLURRED * (U.size(-2) + x.size(-2))).any())
+    many = lost / (2 * s) > BLURRED * (U.size(-2) + x.size(-2))
+    return bool((many & (lost > SHARE * every)).any())
 
 
 def precision(objective: Objective) -> Tensor:
