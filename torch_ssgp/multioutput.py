@@ -110,14 +110,6 @@ class MultiOutputGP(AtomicModule, nn.Module):
         """A new model that has also seen the data; this one is untouched.
 
         See :meth:`StreamingGP.condition_on_observations`.
-
-        Args:
-            x: ``(*batch, n, d)``.
-            y: ``(*batch, n, q)``.
-            noise: Known noise variances ``(*batch, n, q)``.
-
-        Returns:
-            The new model.
         """
         noise = None if noise is None else self._by_output(noise, "noise", x)
         y = self._by_output(y, "y", x)
@@ -128,28 +120,17 @@ class MultiOutputGP(AtomicModule, nn.Module):
     def forward(
         self, x: Tensor, from_memory: bool | None = None
     ) -> MultitaskMultivariateNormal:
-        """Latent posterior of ``n`` points and ``q`` outputs.
-
-        Args:
-            x: ``(*batch, n, d)``.
-            from_memory: Deprecated, as in :meth:`StreamingGP.forward`.
-        """
+        """Latent posterior of ``n`` points and ``q`` outputs."""
         latent = self.model(self._shared(x), from_memory)
         return MultitaskMultivariateNormal.from_batch_mvn(latent, task_dim=-1)
 
     def predict(
         self, x: Tensor, noise: Tensor | None = None, *, from_memory: bool | None = None
     ) -> Any:
-        """Posterior predictive of targets at ``x``.
+        """Posterior predictive of targets at ``x``, with their known noise if any.
 
-        Args:
-            x: ``(*batch, n, d)``.
-            noise: Known noise variances ``(*batch, n, q)`` at ``x``.
-            from_memory: Deprecated, as in ``model(x)``.
-
-        Returns:
-            A multitask distribution if the likelihood is Gaussian. Otherwise what the
-            likelihood returns, with outputs as its last batch dimension.
+        A multitask distribution if the likelihood is Gaussian. Otherwise what the
+        likelihood returns, with outputs as its last batch dimension.
         """
         noise = None if noise is None else self._by_output(noise, "noise", x)
         predictive = self.model.predict(self._shared(x), noise, from_memory=from_memory)

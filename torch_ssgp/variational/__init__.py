@@ -6,8 +6,7 @@ Keep the model, the likelihood, the loop and the optimiser, and replace one clas
 ``PredictiveLogLikelihood`` become streaming objectives. ``absorb`` ends an update.
 
 ==================  ===================================================================
-``strategy.py``     ``StreamingVariationalStrategy``
-``wrappers.py``     the same for several tasks
+``strategy.py``     ``StreamingVariationalStrategy``, and the same for several tasks
 ``sites.py``        the mathematics, as pure functions of tensors
 ``parameters.py``   parameters that change their size, and optimisers that hold them
 ``watch.py``        detects a forgotten ``absorb``
@@ -41,10 +40,11 @@ from torch_ssgp.variational.sites import (
     expected_misfit,
     predict_whitened,
 )
-from torch_ssgp.variational.strategy import AbsorbResult, StreamingVariationalStrategy
-from torch_ssgp.variational.wrappers import (
+from torch_ssgp.variational.strategy import (
+    AbsorbResult,
     IndependentMultitaskStreamingStrategy,
     LMCStreamingStrategy,
+    StreamingVariationalStrategy,
 )
 
 __all__ = [
