@@ -503,7 +503,7 @@ CASES: dict[str, tuple[Callable[..., Row], list[tuple[Any, Any]]]] = {
     "outliers": (outliers_row, [([FEW], range(100)), ([BURST], range(30))]),
     "sensor": (sensor_row, [([DAY], [0]), (MOVED, range(3))]),
     "young": (young_row, [(["young"], range(64))]),
-    "deep": (deep_row, [((RIDGE, "elevators"), range(2))]),
+    "deep": (deep_row, [((RIDGE, "elevators"), range(3))]),
     "first": (first_row, [(FIRST, [50, 1])]),
     "labels": (labels_row, [(["digits"], [0]), (BANANA, range(3))]),
 }
