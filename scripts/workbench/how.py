@@ -171,11 +171,11 @@ def compression() -> Any:
 
 def alarm() -> Any:
     """Outliers, and a change: alarms ask, and the evidence answers."""
-    x = 6 * torch.rand(110, 1, dtype=torch.float64)
+    x = 6 * torch.rand(120, 1, dtype=torch.float64)
     f = torch.sin(2 * x[:, 0])
-    f[60:] = 1 - f[60:]
+    f[90:] = 1 - f[90:]
     y = noisy(f)
-    y[[30, 45]] += torch.tensor([3.0, -4.0], dtype=y.dtype)
+    y[[20, 28]] += torch.tensor([3.0, -4.0], dtype=y.dtype)
     model, alarms, out, resets = new_model(100), [], [], []
     ahead = []
     for k in range(len(x)):
@@ -202,7 +202,7 @@ def alarm() -> Any:
     below.axhline(ODDS, color=PAST, ls="--")
     below.text(0, 1.03 * ODDS, "from here on it asks", color="0.4", fontsize=10)
     for ax in (above, below):
-        ax.axvline(59.5, color=PAST, lw=1.5, ls=":", label="the function changes")
+        ax.axvline(89.5, color=PAST, lw=1.5, ls=":", label="the function changes")
         for k in resets:
             ax.axvline(k, color=BAD, lw=1.8, label="reset")
     above.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
