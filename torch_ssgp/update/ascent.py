@@ -314,6 +314,18 @@ def _fitted(curvature: Tensor | None, eta: Tensor) -> Tensor | None:
     return H
 
 
+def damped(H: Tensor) -> Tensor:
+    r"""An inverse Hessian that knows every variable to within one unit.
+
+    .. math:: (H + I)^{-1}, \quad H^{-1} \text{ given}
+
+    Where the evidence is flat, as in the lengthscale of an input that does not matter,
+    a Newton step would go on for ever, and never come back when the input matters.
+    """
+    eye = torch.eye(H.size(-1), dtype=H.dtype, device=H.device)
+    return torch.linalg.solve(H + eye, H)
+
+
 def _adam_and_newton(ascent: Ascent, num_steps: int, lr: float) -> bool:
     """Adam finds the valley, quasi-Newton steps its bottom.
 
@@ -350,13 +362,14 @@ def _newton(ascent: Ascent, num_steps: int, H: Tensor | None = None) -> bool:
     g = torch.where(stuck.unsqueeze(-1), 0, g)
     # The first step is one tenth in units of the variables, or a Newton step of one.
     size = g.abs().amax(-1).clamp_min(1.0)
+    is_near = H is not None
     num_before, is_first = (k, ~stuck) if H is None else (0, stuck & False)
     H = eye * (FIRST_STEP / size)[..., None, None] if H is None else H
     length = torch.where(stuck, 0.0, 1.0).to(value)
     step, converged, won = 0, bool(stuck.all()), torch.full_like(value, math.inf)
     while step < num_steps and not converged:
         step += 1
-        p = -fn.matvec(H, g)
+        p = -fn.matvec(damped(H) if is_near else H, g)
         gain = -(g * p).sum(-1) / 2
         if step % CHECK_EVERY == 0:
             done = length < SHORTEST
@@ -384,7 +397,8 @@ def _newton(ascent: Ascent, num_steps: int, H: Tensor | None = None) -> bool:
         value = torch.where(better, ascent.last, value)
         length = torch.where(better & ~stuck, 1.0, SHRINK * length)
     eta.copy_(start)
-    ascent.last, ascent.curvature = ascent.best[-1].where(~stuck, torch.nan), H
+    ascent.last = ascent.best[-1].where(~stuck, torch.nan)
+    ascent.curvature = damped(H)
     return converged
 
 
