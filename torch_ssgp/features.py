@@ -15,7 +15,6 @@ from torch_ssgp.estimators import Array
 from torch_ssgp.exceptions import DtypeError, NonFiniteError
 
 Row = dict[Hashable, float]
-OPENING = 5  # data that show whether a scaler stands before the model
 
 
 @dataclass(frozen=True)
@@ -65,18 +64,6 @@ class Columns:
             for j, name in enumerate(self.names):
                 x[i, j] = row.get(name, x[i, j])
         return x
-
-
-def looks_rescaled(rows: Sequence[Row]) -> bool:
-    """Whether the first data of a stream come out of a scaler that learns from them.
-
-    Its first datum is zero, its second minus one, zero or one. None is further from
-    zero than the root of the number of data before it, and few are whole numbers.
-    """
-    values = [np.array(list(row.values())) for row in rows]
-    is_whole = [np.isclose(v, v.round(), rtol=0, atol=1e-9).all() for v in values]
-    is_near = all((np.abs(v) <= k**0.5 + 1e-9).all() for k, v in enumerate(values))
-    return bool(is_near and is_whole[1] and not all(is_whole))
 
 
 def as_row(x: Mapping[Hashable, Any]) -> Row:

@@ -36,7 +36,7 @@ from torch_ssgp.exceptions import (
     StreamingGPWarning,
     warn,
 )
-from torch_ssgp.features import OPENING, Columns, Row, as_row, looks_rescaled
+from torch_ssgp.features import Columns, Row, as_row
 from torch_ssgp.models import StreamingGP
 from torch_ssgp.update import UpdateOptions
 from torch_ssgp.update.options import names_keywords
@@ -100,7 +100,6 @@ class _StreamingGP(base.Estimator):
         self._model: StreamingGP | None = None
         self._columns = Columns(absent)
         self._waiting: list[Datum] = []
-        self._opening: list[Row] = []
         self._num_learned = 0
         self._warned = False
 
@@ -135,17 +134,6 @@ class _StreamingGP(base.Estimator):
 
     def _take(self, data: list[Datum], at_once: bool = False) -> None:
         """Learn data with those that wait, or let them wait too."""
-        opening = self._opening
-        if len(opening) < OPENING:
-            opening = [*opening, *(row for row, _ in data)][:OPENING]
-            if len(opening) == OPENING and looks_rescaled(opening):
-                warn(
-                    "The first data look as if a scaler that goes on learning, such as "
-                    "StandardScaler(), stands before this model. It moves the inputs "
-                    "of what was learned, and predictions suffer. Leave it out: the "
-                    "units are read off the data. This warning is shown once.",
-                    StreamingGPWarning,
-                )
         waiting = [*self._waiting, *data]
         # Fewer at first, so that predictions are soon useful.
         enough = 0 if at_once else min(self.batch_size, max(self._num_learned, 1))
@@ -153,7 +141,7 @@ class _StreamingGP(base.Estimator):
             self._learn(waiting)
             self._num_learned += len(waiting)
             waiting = []
-        self._waiting, self._opening = waiting, opening
+        self._waiting = waiting
 
     def _as_target(self, y: Any) -> Any:
         raise NotImplementedError
