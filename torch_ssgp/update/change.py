@@ -267,7 +267,7 @@ def _since(state: State, options: UpdateOptions) -> Tensor:
         return since
     is_loud = (state.alarm > options.price).any(-1)
     question = torch.full_like(since, state.counts.question_at)
-    return torch.where(is_loud, since.minimum(question), question)
+    return torch.where(is_loud, since, question)
 
 
 def _asked(state: State, since: int) -> State:
@@ -387,6 +387,11 @@ def _compare(
     with torch.no_grad():
         witness = _some(_witnesses(state, is_new, on.limits))
     enough = alarmed & (is_new.sum(-1) >= FEWEST) & witness.any(-1)
+    if likelihoods.takes_labels(state.prior.likelihood):
+        # Labels that all agree are no function: any constant explains them.
+        y = state.data.y
+        low = y.where(witness, torch.inf).amin(-1)
+        enough = enough & (low < y.where(witness, -torch.inf).amax(-1))
     if not bool(enough.any()):
         return nowhere, None
     lost = state.sunk / state.rows.past.n.clamp_min(1) * witness.sum(-1)
