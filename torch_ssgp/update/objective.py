@@ -44,7 +44,7 @@ from torch_ssgp.update.initialization import (
 )
 from torch_ssgp.update.young import Grid
 
-DECAY = 0.5  # standard deviation of weights of a network, a priori
+DECAY = 0.25  # standard deviation of weights of a network, a priori
 JITTERS = (1e-6, 1e-4, 1e-2)  # tried one after the other where a smaller one fails
 
 
