@@ -387,11 +387,6 @@ def _compare(
     with torch.no_grad():
         witness = _some(_witnesses(state, is_new, on.limits))
     enough = alarmed & (is_new.sum(-1) >= FEWEST) & witness.any(-1)
-    if likelihoods.takes_labels(state.prior.likelihood):
-        # Labels that all agree are no function: any constant explains them.
-        y = state.data.y
-        low = y.where(witness, torch.inf).amin(-1)
-        enough = enough & (low < y.where(witness, -torch.inf).amax(-1))
     if not bool(enough.any()):
         return nowhere, None
     lost = state.sunk / state.rows.past.n.clamp_min(1) * witness.sum(-1)
@@ -428,9 +423,16 @@ def _joint(value: Tensor, fit: Fit) -> Tensor:
 def _integrated(state: State, chosen: Tensor, on: Setting) -> Tensor:
     """Evidence of some raw data as a new function, ``(*batch,)``.
 
-    Hyperparameters are integrated out; with sites they are those of before.
+    Hyperparameters are integrated out; with sites they are those of before. Labels are
+    a guess: some constant explains those that all agree, and they may come so.
     """
-    alone = _alone_in(state, chosen)
+    alone, likelihood = _alone_in(state, chosen), state.prior.likelihood
+    if likelihoods.takes_labels(likelihood):
+        count = chosen.sum(-1)
+        if not likelihoods.couples_classes(likelihood):
+            return -math.log(2) * count
+        num_classes = chosen.size(-2)
+        return -math.log(num_classes) / num_classes * count  # the share of each
     if state.sites is not None:
         return _evidence(alone, state.prior, on)
     x, y = alone.data.x, alone.data.y

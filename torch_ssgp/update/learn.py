@@ -94,7 +94,12 @@ def pays(state: State, known: Known, options: UpdateOptions, limits: Limits) -> 
         return True
     objective = objective_of(state, known, limits, options)
     try:
-        return promise(objective, known.curvature) > WORTH
+        if promise(objective, known.curvature) > WORTH:
+            return True
+        asks = options.forgets_by_evidence and state.rate is None
+        if not asks or not _may_drift(state, limits):
+            return False
+        return _promising_rate(objective, state, limits, ODDS) is not None
     except Breakdown:
         return True
 
@@ -293,14 +298,25 @@ def adopt(state: State, fit: Fit) -> State:
 # -- drift ----------------------------------------------------------------------------
 
 
+def _may_drift(state: State, limits: Limits) -> bool:
+    """Whether a rate can be asked for: there are data enough, and they fit.
+
+    Labels may come class by class, which looks like a drift.
+    """
+    if likelihoods.takes_labels(state.prior.likelihood):
+        return False
+    fits = state.num_rows <= 2 * limits.memory_size
+    return fits and float(state.num_data.max()) >= FEW
+
+
 def with_rate(
     fit: Fit, state: State, known: Known, options: UpdateOptions, limits: Limits
 ) -> Fit:
     """The fit, with a rate of drift where that wins by the odds, and with none else."""
-    if float(state.num_data.max()) < FEW or state.num_rows > 2 * limits.memory_size:
-        return fit  # too little, or a batch that does not fit
+    if not _may_drift(state, limits):
+        return fit
     drifts = fit.objective.log_rate is not None
-    rate = None if drifts else _promising_rate(fit, state, limits)
+    rate = None if drifts else _promising_rate(fit.objective, state, limits)
     if not drifts and rate is None:
         return fit
     state = state._replace(rate=rate, prior=fit.objective.prior)
@@ -337,13 +353,15 @@ def exact(objective: Objective) -> Tensor:
 
 
 @torch.no_grad()
-def _promising_rate(fit: Fit, state: State, limits: Limits) -> Tensor | None:
+def _promising_rate(
+    now: Objective, state: State, limits: Limits, price: float = 0.0
+) -> Tensor | None:
     """A rate that explains the data better as it is, ``(*batch,)``; or none."""
-    best, rate = exact(fit.objective), None
-    count = state.num_data.expand(fit.score.shape).clamp_min(1)
+    best, rate = exact(now) + price, None
+    count = state.num_data.expand(best.shape).clamp_min(1)
     for factor in RATES:
         trial = state._replace(rate=factor / count)
-        objective = make_objective(trial, limits, fit.objective.prior)
+        objective = make_objective(trial, limits, now.prior)
         try:
             score = exact(objective)
         except Breakdown:
