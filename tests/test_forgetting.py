@@ -462,12 +462,12 @@ def test_what_is_left_out_may_be_switched_apart_from_forgetting():
 
 
 def test_many_outliers_are_warned_of():
-    model = learned_from()
+    model = learned_from(count=40)
     with pytest.warns(OutlierWarning, match="StudentTLikelihood"):
-        for k, (x, y) in enumerate(batches(torch.sin, 10, 5, seed=1)):
+        for k, (x, y) in enumerate(batches(torch.sin, 14, 5, seed=1)):
             y[2] += 3 + k
             model.update(x, y, num_steps=STEPS)
-    assert 10 <= model.num_outliers <= 12
+    assert 14 <= model.num_outliers <= 16
 
 
 def test_heavy_tails_and_counts_fade_only_if_something_changes():

@@ -29,7 +29,7 @@ LARGE_LOSS = 0.1  # nats per datum whose loss is worth a warning
 NOISE_LIMIT = 1e-4  # of a variance, by default in GPyTorch
 COARSE = 0.3  # noise that cannot be smaller, in standard deviations of the targets
 ENOUGH = 10  # data that show how much the targets vary, or outliers that are many
-MANY = 0.05  # share of outliers among all data that is worth a warning
+MANY = 0.1  # share of outliers among all data that is worth a warning
 
 
 def warn_once(
