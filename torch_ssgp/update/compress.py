@@ -33,7 +33,7 @@ from torch_ssgp.update.state import Base, Limits, State, check_finite, make_obje
 
 BLURRED = 0.1  # nats of each row that points on a time axis may lose
 SHARE = 0.005  # of the prior variance, besides: what has no noise loses nats anyway
-DRIFTED = 0.1  # what has to have drifted away, in logarithms
+DRIFTED = 0.03  # what has to have drifted away, in logarithms
 
 
 def is_full(state: State, limits: Limits) -> bool:
@@ -93,7 +93,7 @@ def moves_on(objective: Objective, limits: Limits) -> bool:
     old, x = objective.rows.points, objective.data.x
     if not limits.num_inducing < limits.memory_size > x.size(-2):
         return False
-    drifts = _drifts(objective)
+    drifts = bool(drifted(objective).any())
     if drifts or 0 in (old.size(-2), x.size(-2)):
         return drifts
     for sign in (1, -1):
@@ -104,15 +104,15 @@ def moves_on(objective: Objective, limits: Limits) -> bool:
     return False
 
 
-def _drifts(objective: Objective) -> bool:
-    """Whether the function has changed by drifting since the stream began."""
-    rate = objective.rate
-    return rate is not None and bool((rate * objective.num_data > DRIFTED).any())
+def drifted(objective: Objective) -> Tensor:
+    """``(*batch,)``, whether the function has changed since the stream began."""
+    rate = torch.zeros(()) if objective.rate is None else objective.rate
+    return rate * objective.num_data.to(rate.device) > DRIFTED
 
 
 def blurs(objective: Objective, z: Tensor, weight: Tensor) -> bool:
     r"""Whether points lose too many nats :math:`\lambda / 2s` of each row, and more."""
-    if _drifts(objective):
+    if bool(drifted(objective).any()):
         return True
     now, U, x = objective.evaluate(), objective.past.U, objective.x
     form, root, (_, s) = now.form, weight.sqrt(), objective.noises(now)

@@ -15,7 +15,7 @@ from torch_ssgp.exceptions import Breakdown
 from torch_ssgp.prediction import freeze
 from torch_ssgp.update import young
 from torch_ssgp.update.ascent import Ascended, maximize, promise
-from torch_ssgp.update.compress import choose, is_full, moves_on, times_of
+from torch_ssgp.update.compress import choose, drifted, is_full, moves_on, times_of
 from torch_ssgp.update.objective import Objective, Prior, with_enough_jitter
 from torch_ssgp.update.options import UpdateOptions
 from torch_ssgp.update.sites import SiteObjective
@@ -328,6 +328,7 @@ def with_rate(
         return fit
     still, moving = (other, fit) if drifts else (fit, other)
     wins = exact(moving.objective) - exact(still.objective) > ODDS
+    wins = wins & drifted(moving.objective)  # else it is only a rougher kernel
     if not bool(wins.any()):
         return still
     a, b, log_rate = moving.objective, still.objective, moving.objective.log_rate
