@@ -34,6 +34,8 @@ FIRST = 0.5  # share of the steps after which Adam leaves the rest to quasi-Newt
 SHRINK = 0.25  # of a step that lost
 FIRST_STEP = 0.1  # of quasi-Newton, in units of the variables
 LONGEST = 3.0  # step of quasi-Newton, in units of the variables
+NEAR = 10.0  # nats: a maximum that promises more is not near
+WIDE = 3.0  # units to within which every variable is known
 SHORTEST = 1e-4  # of a Newton step that still may win
 ENOUGH = 0.1  # share of the tolerance that a Newton step must promise
 
@@ -266,7 +268,7 @@ def maximize(
     run = {"adam": _adam_and_newton, "lbfgs": _lbfgs}[name]
     H = _fitted(curvature, ascent.eta)
     try:
-        if H is not None:
+        if H is not None and promised(ascent, H) < NEAR:
             converged = _newton(ascent, num_steps, H)
         else:
             converged = run(ascent, num_steps, options.lr or LEARNING_RATES[name])
@@ -295,6 +297,11 @@ def promise(objective: Objective, curvature: Tensor) -> float:
     ascent = Ascent(objective, variables)
     if not variables or ascent.eta.shape != curvature.shape[:-1]:
         return math.inf if variables else 0.0
+    return promised(ascent, curvature)
+
+
+def promised(ascent: Ascent, curvature: Tensor) -> float:
+    """The same from where an ascent is."""
     ascent.loss()
     g = ascent.slope()
     nats = 0.5 * (g * fn.matvec(curvature, g)).sum(-1)
@@ -315,15 +322,15 @@ def _fitted(curvature: Tensor | None, eta: Tensor) -> Tensor | None:
 
 
 def damped(H: Tensor) -> Tensor:
-    r"""An inverse Hessian that knows every variable to within one unit.
+    r"""An inverse Hessian that knows every variable to within a few units.
 
-    .. math:: (H + I)^{-1}, \quad H^{-1} \text{ given}
+    .. math:: (H + I / \tau^2)^{-1}, \quad H^{-1} \text{ given}
 
     Where the evidence is flat, as in the lengthscale of an input that does not matter,
     a Newton step would go on for ever, and never come back when the input matters.
     """
     eye = torch.eye(H.size(-1), dtype=H.dtype, device=H.device)
-    return torch.linalg.solve(H + eye, H)
+    return torch.linalg.solve(H / WIDE**2 + eye, H)
 
 
 def _adam_and_newton(ascent: Ascent, num_steps: int, lr: float) -> bool:
