@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,8 @@ def test_committed_files_say_what_made_them_and_have_a_line_for_each_row(
     assert len(path.read_text(encoding="utf-8").splitlines()) == len(rows) + 3
 
 
-def test_all_committed_results_are_of_one_version() -> None:
-    found = {path.name: results.versions(results.read(path)) for path in FILES}
-    assert len({tuple(versions) for versions in found.values()}) == 1, found
-    assert all(len(versions) == 1 for versions in found.values()), found
+def test_committed_results_are_of_this_version_or_of_the_release_before() -> None:
+    """Those of 0.2.0 are to be made anew; every page says of what version its are."""
+    for path in FILES:
+        found = set(results.versions(results.read(path)))
+        assert found in ({"0.2.0"}, {version("torch_ssgp")}), (path.name, found)

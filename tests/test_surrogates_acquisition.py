@@ -273,7 +273,7 @@ def test_optimisation_finds_the_maximum_with_fewer_inducing_points_than_data() -
         )
         model.update(new, objective(new), restandardize=True, num_steps=50)
         X = torch.cat([X, new])
-    assert model.inducing_points.size(-2) == 8
+    assert 8 <= model.inducing_points.size(-2) <= 12 < len(X)
     # The maximum of the Forrester function.
     assert float(objective(X).max()) > 6.0207 - 0.05
 

@@ -54,7 +54,7 @@ from workbench.streams.recorded import uci
 KEYS = ["case", "stream", "seed", "version"]
 EXACT = "exact GP: "  # before the columns of references
 ONE_SET = hasattr(StreamingGP, "log_evidence")  # the points are the memory
-LABEL = version(LIBRARY) + ", one set" * ONE_SET
+LABEL = version(LIBRARY)
 CHUNK = 1_000  # test points predicted at once
 Batches = Iterable[tuple[Tensor, ...]]
 Track = namedtuple("Track", "forgot mean deviation seconds")  # of updates
