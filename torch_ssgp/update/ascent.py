@@ -34,6 +34,7 @@ FIRST = 0.5  # share of the steps after which Adam leaves the rest to quasi-Newt
 SHRINK = 0.25  # of a step that lost
 FIRST_STEP = 0.1  # of quasi-Newton, in units of the variables
 LONGEST = 3.0  # step of quasi-Newton, in units of the variables
+WORTH = 0.5  # nats that a Newton step must promise
 NEAR = 10.0  # nats: a maximum that promises more is not near
 WIDE = 3.0  # units to within which every variable is known
 SHORTEST = 1e-4  # of a Newton step that still may win
@@ -103,6 +104,7 @@ class Ascent:
         )
         self.trace: list[Tensor] = []
         self.best: list[Tensor] = []
+        self.least = 0.0  # nats that a stream must promise to move at all
         self.goal: Tensor | None = None  # score of a climb that went before
         self.window = 0  # where the present search for a plateau began
         self.curvature: Tensor | None = None
@@ -262,13 +264,14 @@ def maximize(
     bar = progress_bar("update", num_steps) if options.progress else None
     callbacks = [options.callback, bar and (lambda *_: bar.update())]
     ascent = Ascent(objective, variables, callbacks, options.trust_region)
+    ascent.least = WORTH if options.learns_when_due else 0.0
     if goal is not None:
         num_sharing = goal.numel() // ascent.batch.numel()
         ascent.goal = sum_over(goal, len(ascent.batch)) / num_sharing
     run = {"adam": _adam_and_newton, "lbfgs": _lbfgs}[name]
     H = _fitted(curvature, ascent.eta)
     try:
-        if H is not None and promised(ascent, H) < NEAR:
+        if H is not None:
             converged = _newton(ascent, num_steps, H)
         else:
             converged = run(ascent, num_steps, options.lr or LEARNING_RATES[name])
@@ -297,11 +300,6 @@ def promise(objective: Objective, curvature: Tensor) -> float:
     ascent = Ascent(objective, variables)
     if not variables or ascent.eta.shape != curvature.shape[:-1]:
         return math.inf if variables else 0.0
-    return promised(ascent, curvature)
-
-
-def promised(ascent: Ascent, curvature: Tensor) -> float:
-    """The same from where an ascent is."""
     ascent.loss()
     g = ascent.slope()
     nats = 0.5 * (g * fn.matvec(curvature, g)).sum(-1)
@@ -369,21 +367,26 @@ def _newton(ascent: Ascent, num_steps: int, H: Tensor | None = None) -> bool:
     g = torch.where(stuck.unsqueeze(-1), 0, g)
     # The first step is one tenth in units of the variables, or a Newton step of one.
     size = g.abs().amax(-1).clamp_min(1.0)
-    is_near = H is not None
-    num_before, is_first = (k, ~stuck) if H is None else (0, stuck & False)
-    H = eye * (FIRST_STEP / size)[..., None, None] if H is None else H
+    near, cold = stuck & False, eye * (FIRST_STEP / size)[..., None, None]
+    ended = stuck
+    if H is not None:  # of a maximum that is near, stream by stream
+        nats = 0.5 * (g * fn.matvec(H, g)).sum(-1)
+        near, ended = nats < NEAR, stuck | (nats < ascent.least)
+    H = cold if H is None else torch.where(near[..., None, None], H, cold)
+    num_before, is_first = torch.where(near, 0, k), ~stuck & ~near
     length = torch.where(stuck, 0.0, 1.0).to(value)
-    step, converged, won = 0, bool(stuck.all()), torch.full_like(value, math.inf)
+    length = length.where(~ended, 0)
+    step, converged, won = 0, bool(ended.all()), torch.full_like(value, math.inf)
     while step < num_steps and not converged:
         step += 1
-        p = -fn.matvec(damped(H) if is_near else H, g)
+        p = -fn.matvec(torch.where(near[..., None, None], damped(H), H), g)
         gain = -(g * p).sum(-1) / 2
         if step % CHECK_EVERY == 0:
-            done = length < SHORTEST
-            if step > num_before:
-                small = gain < ENOUGH * ascent.tolerance
-                done = done | (small & (won < ascent.tolerance))
-            if bool(done.all()):
+            small = (gain < ENOUGH * ascent.tolerance) & (won < ascent.tolerance)
+            done = (length < SHORTEST) | (small & (step > num_before))
+            ended = ended | done  # and stays, whatever the other streams do
+            length = length.where(~ended, 0)
+            if bool(ended.all()):
                 converged = True
                 break
         p = p * (LONGEST / p.abs().amax(-1, keepdim=True)).clamp_max(1)
@@ -402,7 +405,7 @@ def _newton(ascent: Ascent, num_steps: int, H: Tensor | None = None) -> bool:
         g = torch.where(better.unsqueeze(-1), new, g)
         won = torch.where(better, ascent.last - value, won)
         value = torch.where(better, ascent.last, value)
-        length = torch.where(better & ~stuck, 1.0, SHRINK * length)
+        length = torch.where(better & ~ended, 1.0, SHRINK * length)
     eta.copy_(start)
     ascent.last = ascent.best[-1].where(~stuck, torch.nan)
     ascent.curvature = damped(H)

@@ -87,18 +87,20 @@ def choose(
 def moves_on(objective: Objective, limits: Limits) -> bool:
     """Whether inputs move on in pieces smaller than the memory: a time axis.
 
-    Some input is later in every datum than in all points before; or the function
-    drifts, and time itself is such an input. Larger pieces are those of a map.
+    The only input is later in every datum than in all points before; or the function
+    drifts, and time itself is such an input. Larger pieces are those of a map, and so
+    are several inputs of which one is sorted.
     """
     old, x = objective.rows.points, objective.data.x
     if not limits.num_inducing < limits.memory_size > x.size(-2):
         return False
     drifts = bool(drifted(objective).any())
-    if drifts or 0 in (old.size(-2), x.size(-2)):
+    if drifts or 0 in (old.size(-2), x.size(-2)) or old.size(-1) > 1:
         return drifts
     for sign in (1, -1):
         step, last = sign * x.diff(dim=-2), (sign * old).amax(-2)
         grows = (step >= 0).all(-2) & (sign * x[..., 0, :] >= last)
+        grows = grows & (step > 0).any(-2)  # what is constant goes nowhere
         if bool(grows.reshape(-1, x.size(-1)).all(0).any()):
             return True
     return False

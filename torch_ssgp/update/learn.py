@@ -14,7 +14,7 @@ from torch_ssgp import likelihoods
 from torch_ssgp.exceptions import Breakdown
 from torch_ssgp.prediction import freeze
 from torch_ssgp.update import young
-from torch_ssgp.update.ascent import Ascended, maximize, promise
+from torch_ssgp.update.ascent import WORTH, Ascended, maximize, promise
 from torch_ssgp.update.compress import choose, drifted, is_full, moves_on, times_of
 from torch_ssgp.update.objective import Objective, Prior, with_enough_jitter
 from torch_ssgp.update.options import UpdateOptions
@@ -22,7 +22,6 @@ from torch_ssgp.update.sites import SiteObjective
 from torch_ssgp.update.state import Known, Limits, State, make_objective
 
 GROWTH = 0.2  # share of the data since the last learning that makes it due
-WORTH = 0.5  # nats that a Newton step must promise
 ODDS = math.log(1e3)  # nats that a rate of drift must win
 FEW = 8  # data that say nothing of a drift
 RATES = (0.1, 1.0, 10.0)  # of drift, in units of one over the number of data
@@ -329,6 +328,10 @@ def with_rate(
     still, moving = (other, fit) if drifts else (fit, other)
     wins = exact(moving.objective) - exact(still.objective) > ODDS
     wins = wins & drifted(moving.objective)  # else it is only a rougher kernel
+    if bool(wins.any()) and still.objective.z is not None:
+        # It was learned on the bound; a drift on the evidence, where it has to win.
+        best = _best_without(state, still, known, options, limits)
+        wins = wins & (exact(moving.objective) - best > ODDS)
     if not bool(wins.any()):
         return still
     a, b, log_rate = moving.objective, still.objective, moving.objective.log_rate
@@ -339,6 +342,21 @@ def with_rate(
         for p, q in () if _is_shared(a) else pairs:
             p.copy_(select(wins, p, q))
     return moving
+
+
+def _best_without(
+    state: State, still: Fit, known: Known, options: UpdateOptions, limits: Limits
+) -> Tensor:
+    """The most evidence of all rows ``(*batch,)`` without a rate."""
+    state = state._replace(rate=None, prior=still.objective.prior)
+    objective = make_objective(state, limits, working_copy(known, state))
+    if isinstance(objective, SiteObjective):
+        return exact(still.objective)
+    try:
+        maximize(objective, options, True, known.curvature)
+    except Breakdown:
+        return exact(still.objective)
+    return exact(objective).maximum(exact(still.objective))
 
 
 @torch.no_grad()
