@@ -104,7 +104,6 @@ class Ascent:
         )
         self.trace: list[Tensor] = []
         self.best: list[Tensor] = []
-        self.least = 0.0  # nats that a stream must promise to move at all
         self.goal: Tensor | None = None  # score of a climb that went before
         self.window = 0  # where the present search for a plateau began
         self.curvature: Tensor | None = None
@@ -264,7 +263,6 @@ def maximize(
     bar = progress_bar("update", num_steps) if options.progress else None
     callbacks = [options.callback, bar and (lambda *_: bar.update())]
     ascent = Ascent(objective, variables, callbacks, options.trust_region)
-    ascent.least = WORTH if options.learns_when_due else 0.0
     if goal is not None:
         num_sharing = goal.numel() // ascent.batch.numel()
         ascent.goal = sum_over(goal, len(ascent.batch)) / num_sharing
@@ -370,13 +368,11 @@ def _newton(ascent: Ascent, num_steps: int, H: Tensor | None = None) -> bool:
     near, cold = stuck & False, eye * (FIRST_STEP / size)[..., None, None]
     ended = stuck
     if H is not None:  # of a maximum that is near, stream by stream
-        nats = 0.5 * (g * fn.matvec(H, g)).sum(-1)
-        near, ended = nats < NEAR, stuck | (nats < ascent.least)
+        near = 0.5 * (g * fn.matvec(H, g)).sum(-1) < NEAR
     H = cold if H is None else torch.where(near[..., None, None], H, cold)
     num_before, is_first = torch.where(near, 0, k), ~stuck & ~near
     length = torch.where(stuck, 0.0, 1.0).to(value)
-    length = length.where(~ended, 0)
-    step, converged, won = 0, bool(ended.all()), torch.full_like(value, math.inf)
+    step, converged, won = 0, bool(stuck.all()), torch.full_like(value, math.inf)
     while step < num_steps and not converged:
         step += 1
         p = -fn.matvec(torch.where(near[..., None, None], damped(H), H), g)

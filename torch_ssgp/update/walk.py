@@ -380,7 +380,7 @@ def _learn(
         steps = options.budget // (2 if is_fresh_due(state, options) else 1)
         options = replace(options, num_steps=min(max(steps, 1), options.num_steps))
     fit = learn(state, known, options, limits)
-    if options.leaves_out:
+    if options.leaves_out and fit.ascended.converged:  # else all may be far off
         state, fit = change.leave_out(state, fit, known, options, limits)
     if options.forgets_by_evidence:
         fit = with_rate(fit, state, known, options, limits)
