@@ -469,9 +469,7 @@ def buffers(
     return {name: stored(value) for name, value in values.items()}
 
 
-def with_raw(
-    before: dict[str, Tensor], new: Data, error: Tensor
-) -> dict[str, Tensor]:
+def with_raw(before: dict[str, Tensor], new: Data, error: Tensor) -> dict[str, Tensor]:
     """Buffers that change when raw data of the noise of all rows are added.
 
     Args:
